@@ -99,12 +99,11 @@ def tell_single(
     update's rank.
 
     The results are two lists of booleans (C,): for records whose own gradient is part of the
-    update, and for other records in the row spaces. If no layer gets one row per sample, nothing
-    can be tested, and the first list is all true.
+    update, and for other records in the row spaces.
 
     Args:
         flat: the update with its model, and BatchNorm by running statistics.
-        spans: the row spaces of S layers.
+        spans: the row spaces of S layers, some of which get one row per sample.
         candidates: C records with their labels.
         logs: (C, S) log r of the records' residuals r.
         of_null: (N, S) log r of null records, which are known not to be members.
@@ -114,7 +113,7 @@ def tell_single(
     is_single = torch.zeros(len(candidates), dtype=torch.bool)
     chosen = spanned.any(1).nonzero().flatten()
     if not len(chosen):
-        return (is_single if bool(able.any()) else ~is_single), is_single
+        return is_single, is_single
     found, seen = shares(flat, spans, candidates[chosen]), spanned[chosen]
     low = found.masked_fill(~seen, torch.inf).amin(1)
     high = found.masked_fill(~seen, -torch.inf).amax(1)

@@ -43,11 +43,12 @@ STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 MIN_NULL = 20
 """Null records that a test needs: of fewer, a p-value cannot be less than 0.05."""
 
-UNLABELLED = (
-    "without labels whoever knows the update can make a record that passes for one that was used, "
-    "and records whose origin nobody vouches for prove nothing"
+FORGEABLE = (
+    "whoever knows the update can make a record that passes for one that was used, and records "
+    "whose origin nobody vouches for prove nothing"
 )
-"""Why evidence on records without labels holds only for records that nobody made to deceive."""
+"""Why evidence without a test of a record's own gradient holds only for records that nobody made to
+deceive."""
 
 MIXED = (
     "the client says that it trained on mixtures of its records, which hold a single record in part"
@@ -295,6 +296,7 @@ def examine(
         and not (train_mode and span.behind_batch_norm)
     ]
     layers = complete or spans
+    has_own_rows = any(span.rows == flat.num_samples for span in complete)
     logs = _log_residuals(flat, layers, candidates)
     fits = torch.zeros_like(logs)
     if "outer_product" in used and layers:
@@ -322,7 +324,7 @@ def examine(
                 "and a copy that is the same to the layer up to a factor is taken for it"
             )
             is_exact = are_members(logs, of_null)
-            if labelled:
+            if labelled and has_own_rows:
                 is_single, is_composite = tell_single(flat, complete, candidates, logs, of_null)
                 is_exact = is_exact & is_single
             if {"outer_product", "gradient_cosine"} <= set(used):
@@ -348,7 +350,9 @@ def examine(
                 "behind such a layer are not the same alone"
             )
     if not labelled and evidence != "none":
-        reason += f"; {UNLABELLED}"
+        reason += f"; without labels {FORGEABLE}"
+    elif evidence == "exact" and not has_own_rows:
+        reason += f"; as each sample gives these layers several inputs, {FORGEABLE}"
     if evidence == "none":
         ranks = tails = torch.ones(len(candidates), dtype=torch.float64)
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from flwr_leakage.measurements import NOT_TESTED, RunEvent
-from flwr_leakage.members.verdict import UNLABELLED
+from flwr_leakage.members.verdict import FORGEABLE
 from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, several, who
 
 LEVEL = 0.01
@@ -112,11 +112,12 @@ def membership_section(index: Index) -> MembershipSection | None:
             "the only error. What statistics find may be a near copy of a used record, such as a "
             "crop or the next frame of a film, or a record that somebody made from the update."
         )
-    unlabelled = any(UNLABELLED in record.note for record in evidence.values())
-    if called and unlabelled:
+    forgeable = any(FORGEABLE in record.note for record in evidence.values())
+    if called and forgeable:
         sentences.append(
-            "The labels of the records were not known. Whoever saw an update can then make a "
-            "record that passes for a used one, also by algebra: what is found tells of a person "
+            "Of some updates a record's own gradient could not be tested, as labels were not known "
+            "or layers get several inputs a sample. Whoever saw such an update can make a record "
+            "that passes for a used one, also by algebra: what is found tells of a person "
             "only where the record's origin is vouched for."
         )
     composite = sum(each.is_composite for each in found)
@@ -148,7 +149,7 @@ def membership_section(index: Index) -> MembershipSection | None:
         f"may be wrong.",
         "Most clearly in: by algebra, an update that holds the record; by statistics, the update "
         "with the smallest p, and no number says which client used it. Others may hold it too.",
-        *_by_algebra(exact_in, unlabelled),
+        *_by_algebra(exact_in, forgeable),
         f"For statisticians, how the last update was tested ({where}): "
         f"{last.note.removesuffix('.')}.",
     )
@@ -182,9 +183,9 @@ def _told(called: int, exact: int) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[str]:
+def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
     """Return a sentence on what evidence by algebra means, for the updates (round, client) that
-    gave it; none without any. ``unlabelled`` tells whether the tested records' labels were unknown.
+    gave it; none without any. ``forgeable`` tells whether own gradients of records were untested.
     """
     if not updates:
         return []
@@ -193,7 +194,7 @@ def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[st
         "a copy that the tested layers cannot tell from it passes as well, such as the image "
         "scaled by a factor; other records that somebody made from the update do not"
     )
-    if unlabelled:
+    if forgeable:
         told = (
             "the inputs that the record gives to the layers are combinations of those of the used "
             "records up to rounding, as no null record's are"

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage import Batch, InputSpec, LocalSchedule, ParameterChange, membership
+from flwr_leakage.members.verdict import FORGEABLE
 
 SPEC = InputSpec((1, 6, 6), 5)
 
@@ -96,6 +97,19 @@ def test_convolutions_are_read_by_their_patches():
     names = [span.name for span in found.layers]
     assert names == ["0.weight", "3.weight"] and found.layers[0].rows == 8
     assert found.is_exact.all()
+
+
+def test_where_layers_get_several_inputs_a_sample_forged_records_are_warned_of():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 12, 5), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
+    members, null = data(0, 2), data(1, 200)
+    told = {"spec": SPEC, "null": null, **one_step(members)}
+    whole = membership(model, trained(model, members), members, **told)
+    assert whole.is_exact.all() and FORGEABLE not in whole.reason
+    model[3].requires_grad_(False)
+    found = membership(model, trained(model, members), members, **told)
+    assert [span.name for span in found.layers] == ["0.weight"] and found.is_exact.all()
+    assert f"several inputs, {FORGEABLE}" in found.reason
 
 
 def test_p_values_are_uniform_where_a_rehearsal_chose_the_statistic():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flwr_leakage.members.verdict import UNLABELLED
+from flwr_leakage.members.verdict import FORGEABLE
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.membership import members_told, membership_section
@@ -35,8 +35,8 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     assert members_told(index, with_link=False) == told
 
 
-@pytest.mark.parametrize("reason", ["one step", f"one step; {UNLABELLED}"])
-def test_without_labels_the_answer_says_that_a_record_may_have_been_made(reason):
+@pytest.mark.parametrize("reason", ["one step", f"one step; without labels {FORGEABLE}"])
+def test_without_a_test_of_gradients_the_answer_says_that_a_record_may_have_been_made(reason):
     rows = [(-1, "evidence", 2.0), (0, "corrected", 1e-9), (0, "p_value", 1e-9), (0, "exact", 1.0)]
     index = Index(
         [
@@ -48,5 +48,5 @@ def test_without_labels_the_answer_says_that_a_record_may_have_been_made(reason)
     assert section is not None and section.called == 1
     told = " ".join(section.sentences)
     assert ("also by algebra: what is found tells of a person only" in told) is (
-        UNLABELLED in reason
+        FORGEABLE in reason
     )
