@@ -83,8 +83,9 @@ def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
 
 
 def possible_specs(spec: InputSpec) -> list[InputSpec]:
-    """Return the specs that inputs may have, all with ``known`` true: ``spec`` itself, then all
-    public ones if ``spec.known`` is false and the inputs are images of 8 bits.
+    """Return the specs that inputs may have: ``spec`` itself, then all public ones if
+    ``spec.known`` is false (the normalisation is not certain) and ``spec.box`` true (images of 8
+    bits). All have ``known`` true.
     """
     given = replace(spec, known=True)
     if spec.known or not spec.box:

@@ -183,8 +183,8 @@ def _of(*kinds: str, names: str = "") -> Chosen:
 
 def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     """Return the statements of the page in order, each as its heading, its text, its source
-    (``records`` or ``run.json``), and a predicate that chooses the records on which it rests, or
-    ``None``.
+    (``records`` or ``run.json``), and a predicate that chooses the records on which it rests,
+    ``None`` if it rests on none.
     """
     index, metadata = Index(data.records), data.metadata
     found, fate, done = attempts(index), fates(index), rounds_of(index)

@@ -263,7 +263,7 @@ class InputSpec:
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the least and the largest valid model inputs, each (C, H, W).
 
-        They are −∞ and ∞ for inputs that are no images.
+        They are −∞ and ∞ for inputs that are no images, in the dtype and on the device of ``like``.
         """
         zero = torch.zeros((), dtype=like.dtype, device=like.device).expand(self.shape)
         if not self.box:

@@ -55,9 +55,9 @@ class UpdateCheck:
 
     Attributes:
         place: the round and the client.
-        outcome: ``leaked`` if an image has a worse grade than is allowed; ``unsure`` if the attack
-            was cut off, or its result says nothing; ``untested`` if the update was not attacked;
-            else ``passed``.
+        outcome: ``leaked`` if a reconstruction shows more of its original than is allowed;
+            ``unsure`` if the attack was cut off, or its result says nothing; ``untested`` if the
+            update was not attacked; else ``passed``.
         message: the outcome in a sentence.
     """
 
@@ -78,7 +78,7 @@ class Check:
 
     Attributes:
         run: the name of the run.
-        above: the worst grade of a reconstructed image that is allowed.
+        above: the worst grade that is allowed; it says how much of an original may be shown.
         outcome: ``leaked`` if some image has a worse grade, or if ``above`` is ``nothing`` and
             originals were identified among candidates; ``untested`` if no update was attacked;
             ``unsure`` if no attack can say anything, as where the time limit ended all of them, or

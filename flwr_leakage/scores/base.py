@@ -244,8 +244,9 @@ class Numbers(NamedTuple):
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
     """Return an estimate for S samples as values, notes, errors and states. A value that did not
-    converge becomes NaN; its note tells the estimate, named by ``quantity`` if it is not the
-    score's own, and its state that of the ``bound``: ``at least``, ``at most``, or empty for none.
+    converge becomes NaN. Its note tells the estimate, named by ``quantity`` if it is not the
+    score's own. Its state is ``lower bound`` if ``bound`` is ``at least``, ``upper bound`` if it is
+    ``at most``, else ``unresolved``.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}

@@ -62,7 +62,7 @@ class ScorePlan:
         products: the largest number of Jacobian products, of one sample each, in a round; ``None``
             for no limit.
         seconds: the largest number of CPU seconds in a round; ``None`` for no limit.
-        keep_rounds: the number of latest rounds whose notes stay in the client's state; ``None``
+        keep_rounds: the number of latest rounds whose results stay in the client's state; ``None``
             for all, with which it grows without bound.
         send: whether the scores travel to the server. They describe private data.
     """

@@ -69,7 +69,9 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``poisoning_amplification`` and ``poisoning_bound`` for these samples' loss."""
+        """Return ``poisoning_amplification`` and ``poisoning_bound``, for the problem's own
+        samples.
+        """
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
 

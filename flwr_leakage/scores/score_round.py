@@ -70,15 +70,15 @@ def score_round(
 
     Every round adds ``plan.relative_cost`` times the cost of its training to the client's account.
     A scored round ranks all samples, then scores them in that order, in groups, as long as the
-    account covers the next group at the cost of the last one plus a ``MARGIN``. If the account does
-    not cover ``PATIENCE`` times the cost of ranking and of one sample, no sample is scored, and the
-    budget is kept for a later round. The first scored round, without known costs, scores one sample
-    in advance. So over any number of rounds
+    account covers the next group at the cost of the group before plus a ``MARGIN``. If the account
+    does not cover ``PATIENCE`` times the cost of ranking and of one sample, no sample is scored,
+    and the budget is kept for a later round. The first scored round, without known costs, scores
+    one sample in advance. So over any number of rounds
 
         cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
 
-    and without the last term once later rounds have earned it back. The samples of
-    ``plan.min_samples`` are scored in addition.
+    and without the last term once later rounds have earned it back. But a scored round scores at
+    least ``plan.min_samples`` samples at any cost.
 
     The results are the measurements of all samples, and the account for the next round. A sample
     that was not scored has no number, and the reason in its note.

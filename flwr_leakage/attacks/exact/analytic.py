@@ -194,7 +194,7 @@ def fill_in(
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Return the unseen pixels' entries of Q times an offset (n,) of the image from grey.
+        """Return Q d at the unseen pixels, for an offset d (n,) of the image from grey.
 
         Q is the inverse covariance of the prior of images.
         """

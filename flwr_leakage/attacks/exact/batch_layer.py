@@ -88,7 +88,7 @@ class BatchSample:
         """Return whether noise and rounding alone explain the sample's misfit.
 
         The misfit is the part of its predicted errors outside the gradient's span. For a true
-        sample it is about ``expected``, if all signs of its units are right.
+        sample it is about ``expected``, if each unit is rightly taken as on or off.
         """
         return self.misfit <= explained_misfit(self.expected)
 
@@ -97,7 +97,8 @@ class BatchSample:
         """Return whether noise and rounding alone explain the sample's misfit and scale error.
 
         The misfit is the part of its predicted error ∂L/∂z outside the gradient's span. The scale
-        error is the relative difference of that error's size and its size in the gradient.
+        error is the relative difference between the size of ∂L/∂z and the size that the gradient
+        shows for it.
         """
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
@@ -208,9 +209,9 @@ class BatchLayer:
     def in_units(self, inputs: Tensor) -> Tensor:
         """Return factors (M,) that make the relative errors of a layer's M inputs comparable.
 
-        An input's relative error times its factor is what is judged. For features the factor is 1.
-        For images it turns an error relative to the image's root mean square into one relative to
-        the range of pixels.
+        A verdict on an input judges its relative error times its factor. For features the factor is
+        1. For images it turns an error relative to the image's root mean square into one relative
+        to the range of pixels.
         """
         if self.order is None:
             return inputs.new_ones(len(inputs))
@@ -261,10 +262,11 @@ class BatchLayer:
             yield errors * (len(leaf) / self.problem.num_samples)
 
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
-        """Return the gradient that M samples give to the parameters of all layers but this one.
+        """Return the gradient that M samples give to all parameters but those of this linear layer.
 
-        ``inputs`` H (M, n) are the samples' inputs of this linear layer. The loss is the mean over
-        a batch of the problem's size, so the gradient is the sum over the M samples over that size.
+        ``inputs`` H (M, n) are those of this layer, and the pass starts from its outputs. The loss
+        is the mean over a batch of the problem's size, so the gradient is the sum over M samples
+        over that size.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -339,8 +341,8 @@ class BatchLayer:
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
         """Return a candidate sample, with errors of a nearby input if these fit better.
 
-        An input that is known to some digits leaves the signs of a few units open. Nearby inputs
-        have either sign at these units, and the gradient shows which sign is right. Only the
+        An input that is known to a few digits leaves open whether units near zero are on. Nearby
+        inputs have either state of these units, and the gradient shows which one is right. Only the
         candidate's errors and their fit are replaced; its input stays.
         """
         best = candidate
@@ -400,8 +402,8 @@ class BatchLayer:
         """Return which of M error vectors of one sample fits the gradient best.
 
         An error vector fits if it lies in the gradient's span and its coordinates q there meet t·q
-        = 1, with the sample's dual t (b,). For an update that the client scaled, only the first of
-        these is asked.
+        = 1, with the sample's dual t (b,). If the client scaled its update, only the first
+        condition is used.
 
         Returns:
             The index of the best one; the coordinates q (M, b) of all; and their misfits (M,), the
@@ -493,8 +495,8 @@ def layer_behind(
     """Return the layer whose inputs are the ReLU of a given layer's outputs, or None.
 
     It is None if there is no such layer or its gradient cannot be factored. Other paths of the
-    network may lead around it, as in a residual block: its gradient spans its inputs all the same.
-    If it is among ``layers``, which are factored already, that object is returned.
+    network may lead around it, as in a residual block: the layer's weight gradient still spans the
+    layer's inputs. If it is among ``layers``, which are factored already, that object is returned.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)

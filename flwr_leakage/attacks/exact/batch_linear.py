@@ -135,7 +135,7 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples sorted by label, then by mean input, which rounding does not change."""
+    """Return samples sorted by label, then by mean input, so that rounding keeps their order."""
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
@@ -309,7 +309,8 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
     The samples were found at a layer that takes the network's input. The gradient that they do not
     explain gives the mean input of the missing samples, weighted by their errors. The labels of
-    missing samples are guessed: each is the class whose last bias has the least gradient left.
+    missing samples are guessed one by one: each is the class at which the unexplained gradient of
+    the last bias is least.
     """
     order = found.order
     assert order is not None  # the layer's inputs are pixels, not features

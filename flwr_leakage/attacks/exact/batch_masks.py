@@ -252,10 +252,10 @@ class MaskColumns:
         """Return the sample whose errors a mask gave, after a candidate that led to the mask.
 
         s (m,) are the errors that the final mask gives, of length 1; ``column`` q (b,) holds their
-        coordinates in the gradient's span, and ``misfit`` the part outside it. If the size of the
-        candidate's own errors fits its dual t, which means t·q = 1, they are its errors, and its
-        dual is kept. Otherwise they belong to another sample, whose dual is not known yet. In its
-        place stands the part of q outside the span of the found samples' q.
+        coordinates in the gradient's span, and ``misfit`` the part outside it. If t·q ≈ 1 for the
+        candidate's dual t, once s has the size of the candidate's own errors, then s belongs to the
+        candidate, whose dual is kept. Otherwise s belongs to another sample, whose dual is not
+        known yet. In its place stands the part of q outside the span of the found samples' q.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)

@@ -44,7 +44,7 @@ class BatchInputs:
         inputs: (f, n) inputs h of the layer.
         labels: (f,) classes of the samples.
         errors: (f, m) ∂L/∂z of each sample.
-        verdicts: one verdict for each sample, such as ``proven`` or ``plausible``.
+        verdicts: one verdict for each sample: ``proven``, ``plausible`` or ``not``.
         relative_errors: (f,) standard deviations of the inputs' errors that the gradient's noise
             causes, relative to the inputs' size; ∞ where they are not known.
         rank: the rank of the gradient, which is the number of samples that it shows.
@@ -83,8 +83,8 @@ def conclude(
 ) -> BatchInputs:
     """Return the samples found in a layer's gradient with improved inputs, and a verdict for each.
 
-    A verdict is a word such as ``proven`` or ``plausible``. ``found`` are the samples that a search
-    has found. ``following`` is the layer that takes the ReLU of the layer's outputs, or ``None``.
+    A verdict is ``proven``, ``plausible`` or ``not``. ``found`` are the samples that a search has
+    found. ``following`` is the layer that takes the ReLU of the layer's outputs, or ``None``.
     """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
@@ -129,9 +129,9 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
     """Return a sample, with a dual that the zeros of its input determine if there are enough.
 
     The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. A dual
-    from a column of errors has the column's error times the condition number of all errors. A dual
-    from zeros of the input only has the gradient's noise. Zeros and dual are computed from each
-    other, up to three times.
+    that comes from a column of errors is as inexact as the column, times the condition number of
+    all columns. One that comes from zeros of the input only has the gradient's noise. Zeros and
+    dual are computed from each other, up to three times.
     """
     for _ in range(3):
         zeros = _zeros(layer, sample)
@@ -292,7 +292,8 @@ def replays(
     gradients may differ by noise, whose size the gradient of ``layer`` shows, and by a multiple of
     the change that a small move of the inputs causes, as a few units near zero change sides then.
     ``relative`` (B,) holds the standard deviations of the inputs' errors, relative to the inputs'
-    size. The three limits were chosen on development draws; there is no table.
+    size. The size of this move, its multiple and its largest share of a gradient were chosen on
+    development draws; there is no table.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

@@ -330,7 +330,7 @@ class BatchSearch:
         A sample's dual is the vector t for which its input of the layer is t R, with the right
         factor R of a gradient. ``dual`` (r,) belongs to the gradient of the r remaining samples; it
         is ``None`` if the source gave none. ``whole`` (b,), which takes its place if given, belongs
-        to the gradient of all b samples. It is counted under ``source``.
+        to the gradient of all b samples. The proposal is counted under ``source``.
         """
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
@@ -389,8 +389,9 @@ class BatchSearch:
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
         """Return a candidate sample, possibly repaired, or None if it is known or is not confirmed.
 
-        A candidate is confirmed if noise alone explains its misfit. One that is nearly right would
-        spoil the remaining equations, and all later samples.
+        A candidate is confirmed if noise alone explains its misfit; for a repair see
+        :meth:`BatchLayer.repaired`. One that is nearly right would spoil the equations of all later
+        samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:

@@ -99,7 +99,8 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
 
     Both have the same shape, of any kind. A positive output equals the preactivation. A zero output
-    only means that the preactivation is not positive. So there only positive ones count.
+    only means that the preactivation is not positive. So where the output is zero, only positive
+    preactivations count.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
@@ -142,8 +143,8 @@ def settle_signs(
 
     Inputs are drawn at random around the given one, up to ``draws`` times. A draw may turn signs of
     preactivations near zero. ``errors`` are standard deviations that the given input's error may
-    have, relative to the root mean square of the input; the draws use them in turn. They end at the
-    relative squared distance ``met`` of gradients, or once the budget is spent.
+    have, relative to the root mean square of the input; the draws use them in turn. The draws end
+    once the relative squared distance of gradients is at most ``met``, or the budget is spent.
 
     Returns:
         The input with its label, and the squared distance of its gradient from the observed one,

@@ -78,13 +78,13 @@ class FeatureRecursion(ExactAttack):
     to maxima and flattened. BatchNorm must use given statistics.
 
     Attributes:
-        iterations: largest number of iterations of the last fit, ≥ 1.
+        iterations: largest number of iterations of the final fit, ≥ 1.
         initialisation: the start of the fit if the features nearest to the input are not pooled.
         synthetic: number of noise images from which a start is learned if features are pooled, ≥ 1.
         smoothed_iterations: largest number of iterations of each fit to pooled features with a
             preference for smooth images, ≥ 1.
-        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the last
-            one, to which noise is added. The rounds end once the features are met.
+        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the result of the
+            one before, to which noise is added. The rounds end once a fit meets the features.
     """
 
     purpose: ClassVar[str] = "feature recursion"

@@ -67,8 +67,8 @@ class Known:
 
     Attributes:
         values: h, of any shape; an entry is zero if nothing is known about it.
-        bounds: the largest distance of each entry of h from its value, without noise: 0 for entries
-            that are known, ∞ for entries about which nothing is known.
+        bounds: the largest distance of each entry of h from that of ``values``, apart from noise: 0
+            for entries that are known, ∞ for entries about which nothing is known.
         mask: which units of the ReLU are on, off, or unknown.
     """
 
@@ -78,12 +78,14 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return facts in which outputs of a ReLU are known, and units with outputs > 0 are on."""
+        """Return facts in which all outputs of a ReLU are known; units with outputs > 0 are on.
+        """
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
     def nothing(cls, like: Tensor) -> "Known":
-        """Return facts of the shape of ``like`` that know no value and no unit's state."""
+        """Return facts, in the shape of ``like``, in which no output and no unit's state is known.
+        """
         nowhere = torch.zeros_like(like, dtype=torch.bool)
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
@@ -128,7 +130,8 @@ def above_noise(
 def single(facts: T) -> T:
     """Return an object with all its double-precision tensors converted to single precision.
 
-    It is a tensor, or a dataclass, list or dictionary that holds tensors and anything else.
+    The object, ``facts``, is a tensor, or a dataclass, list or dictionary with tensors among other
+    things.
     """
     found: Any = facts
     if isinstance(facts, Tensor):

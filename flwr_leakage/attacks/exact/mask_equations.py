@@ -82,7 +82,7 @@ class MaskEquations:
         """Return all residuals (1, R) of the equations at an input x (1, *shape) of the network.
 
         ReLUs are averaged over normal noise of the deviation ``blur`` in the input of their layer.
-        For open units of the masked layer it is half as large.
+        For units of the masked layer whose state is unknown, the deviation is half as large.
         """
         return self.linearise(inputs, blur).value
 

@@ -221,9 +221,10 @@ def proven_channels(mask: Mask) -> Tensor:
 
 
 def sets_of_ranks() -> list[Array]:
-    """Return all sets of up to ``MOST_FLIPS`` ranks below ``FLIPPABLE``, which are entries to flip.
+    """Return all sets of up to ``MOST_FLIPS`` entries to flip in a mask, as ranks from 0.
 
-    There is one array for each size n = 0, 1, …, with one set of n ranks in each row.
+    Rank 0 is the entry whose ReLU has the input nearest to zero. There is one array for each size n
+    = 0, 1, …, with one set of n ranks in each row.
     """
     sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
     return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]

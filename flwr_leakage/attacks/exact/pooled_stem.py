@@ -16,7 +16,7 @@ Two facts restrict the place of each window's maximum:
   pixels, a fifth of the groups has one candidate place left, and a median group has four.
 
 The rest is found by alternation, as in expectation maximisation. The weights p of a group's
-candidate places k first come from the last image's entries y, which have a normal error of width τ,
+candidate places k first come from the present image's entries y, with normal errors of width τ,
 
     p_k ∝ φ((v − y_k) / τ) / Φ((v − y_k) / τ),
 
@@ -282,10 +282,9 @@ class _Search:
         and the gradient of the convolution. The solver starts from ``point`` (1, c, H, W), the
         coordinates of the previous image. The ``odds`` (G, K) are weights of the K candidate places
         of G groups of windows, which sum to one in a group. ``width`` is the standard deviation of
-        the error of a value before pooling. ``doubt`` is the weight of an equation's squared
-        misfit, in units of its error, that lowers the equation's own weight; see ``DOUBT``.
-        ``noise`` (C,) is a variance that is added to the gradient's noise; ``None`` to ignore the
-        gradient.
+        the error of a value before pooling. The weight of an equation is divided by 1 + ``doubt`` ·
+        m², where m is its misfit at ``point`` in units of ``width``. ``noise`` (C,) is a variance
+        that is added to the gradient's noise; ``None`` to ignore the gradient.
         """
         stem, groups, prior = self.stem, self.groups, self.prior
         inputs = prior.inputs(point)
@@ -347,9 +346,10 @@ class _Search:
     def turned(self, inputs: Tensor, odds: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights of the maxima's candidate places, corrected by the convolution's gradient.
 
-        In each channel, the choice of a place that gains the most is changed, one after another.
-        ``inputs`` (1, c, H, W) is the present image. ``odds`` (G, K) holds logarithms of the
-        weights that the image's entries give the K candidate places of each of G groups of windows.
+        Each group first chooses its likeliest place. Then in each channel one choice after another
+        is changed, each time the one that raises the likelihood most. ``inputs`` (1, c, H, W) is
+        the present image. ``odds`` (G, K) holds logarithms of the weights that the image's entries
+        give the K candidate places of each of G groups of windows.
 
         Returns:
             The weights (G, K), which sum to one in a group; and for each channel the mean square

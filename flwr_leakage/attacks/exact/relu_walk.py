@@ -98,7 +98,7 @@ class ReluWalk:
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call, after known masks of ReLUs and their max pooling.
+        """Return the outputs of a call; known masks decide those of ReLUs and their max pooling.
 
         ``run`` makes the recognised call ``op`` and returns its own outputs.
         """

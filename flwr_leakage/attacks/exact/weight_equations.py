@@ -122,7 +122,7 @@ class Whitened:
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """Return orthonormal columns (P, P − r) that span what no equation determines."""
+        """Return orthonormal columns (P, P − r) that span the directions no equation determines."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """Return inputs (B, C, H, W) and targets as a batch in torch's default precision, as a result.
+    """Return an attack's result: inputs (B, C, H, W) and targets in torch's default precision.
 
     Targets are class indices (B,) or probabilities (B, K).
     """

@@ -121,8 +121,8 @@ class LabelEstimate:
 
     Attributes:
         counts: (K,) number of the client's samples in each class, which sum to the client's total.
-        expected_right: share of labels that the method had right in rehearsals, on average. Each
-            was of a kind of dummies on which the method was not calibrated. Repeated labels count.
+        expected_right: share of labels, repeated ones included, that the method had right in
+            rehearsals, on average. The method was calibrated on other kinds of dummies.
         least_right: the smallest such share among the rehearsals.
         uniform_right: the average share that equal counts for all classes had right in the same
             rehearsals.
@@ -199,10 +199,11 @@ class Rehearsals:
         """Return the class counts behind a client's update.
 
         If the update has noise, the rehearsals get noise of the same size, so that the methods are
-        calibrated under it. Who adds noise may also have clipped, which a length cannot tell from
-        other class counts. So the expected share is that of rehearsals as they are and of clipped
-        ones. It is at most the share of its own counts that the update keeps on average if such
-        noise is added to it again (a parametric bootstrap; Efron 1979), and likewise the least.
+        calibrated under it. A client that adds noise may also clip. So half of the rehearsals that
+        are judged are scaled to the update's length. Noise is added to the update again several
+        times: ``expected_right`` is at most the mean share of labels that stay the same, and
+        ``least_right`` the least one (a parametric bootstrap; Efron 1979). The counts sum to
+        ``num_examples``, by default to the problem's number of samples.
 
         Raises:
             ValueError: under the update's noise no method has more labels right than equal counts,
@@ -298,7 +299,7 @@ class Rehearsals:
         return min(1.0, math.sqrt(own / max(repeated, 1e-300)))
 
     def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
-        """Return the rehearsals, scaled to a size and with noise σ on each gradient's entry.
+        """Return the rehearsals, scaled by ``size``, with noise of σ = ``std`` on each entry.
 
         Raises:
             ValueError: the rehearsals' updates were not kept.
@@ -333,7 +334,10 @@ def _noise_share(matrix: Tensor) -> float:
 
 
 def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
-    """Return the share of labels that a replay has right in a rehearsal; ``None`` if unfit."""
+    """Return the share of labels that a replay has right; ``None`` if it does not apply.
+
+    The rehearsal has ``steps`` steps, the update ``delta`` and class frequencies ``truth`` (K,).
+    """
     gradient = scale(delta, -1 / problem.schedule.learning_rate)
     posed = replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
     try:
@@ -442,7 +446,8 @@ def _replay(problem: Problem) -> Tensor:
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
     """Return the rate r > 0 at which a method has most labels right over all given rehearsals.
 
-    The method maps the change of a classifier's outputs and a rate to class frequencies (K,).
+    The method maps the change of a classifier's outputs, and the rate as its one free factor of
+    this change, to class frequencies (K,).
     """
 
     def right(rate: float) -> float:
@@ -530,7 +535,10 @@ def _train(
     sources: Tensor,
     budget: Budget,
 ) -> Params:
-    """Return the change θ_local − θ_t of parameters by a training on dummies."""
+    """Return the change θ_local − θ_t of parameters by a training on dummies.
+
+    Step t takes the dummies with the indices ``sources[t]`` (B,) and their labels ``labels[t]``.
+    """
 
     def batches() -> Iterator[Batch]:
         for step, row in enumerate(sources):

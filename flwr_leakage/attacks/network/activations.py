@@ -582,7 +582,8 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
-    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` and somewhere zero, for inputs z."""
+    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` but not all ones, for inputs z.
+    """
     if not bool(_numbers(mask != (inputs > 0)).any()):
         return True
     if bool(_numbers(mask != (inputs >= 0)).any()):

@@ -428,8 +428,9 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
     """Return the pooling of maps (B, C, H, W) that a call of adaptive pooling computes, or None.
 
-    It is ``None`` if windows would differ in size, or if there are no two output sizes; a size
-    ``None`` is kept. ``reduce`` maps the values (k, …) of windows to the pooled ones (…).
+    It is ``None`` if windows would differ in size, or if ``output_size`` has not two entries; an
+    entry ``None`` keeps the size of the maps. ``reduce`` maps the values (k, …) of windows to the
+    pooled ones (…).
     """
     wanted: Sequence[int | None]
     wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)

@@ -233,7 +233,8 @@ class Trace(FunctionMode):
         self._kept.append(outputs)
 
     def _other(self, run: Run) -> Any:
-        """Return the result of a call that is not recognised, and record it if this is wanted."""
+        """Return the result of an unrecognised call, and record it if ``notes_all`` was set.
+        """
         inputs: Any = run.args[0] if run.args else run.keywords.get("input")
         is_noted = self._notes_all and isinstance(inputs, Tensor) and id(inputs) not in self.names
         known = inputs.clone() if is_noted else None
@@ -314,7 +315,7 @@ class Trace(FunctionMode):
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
         """Record if a call, ``run``, returns its first argument transposed, or with zeros around.
 
-        The former is noted for parameters, and the latter for maps.
+        A transpose is noted for parameters, and zeros for maps. ``inputs`` is that argument.
         """
         if run.func in _TRANSPOSES:
             if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:

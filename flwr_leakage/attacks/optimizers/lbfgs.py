@@ -34,8 +34,8 @@ class LBFGS:
         iterations: largest number of accepted steps, ≥ 1.
         history: number of past steps, each kept with its change of the gradient, ≥ 1.
         tolerance: value of an objective at which its row is finished.
-        relative_tolerance: fraction of the objective. A row is finished once each of 10 steps in a
-            row has lowered its objective by at most this fraction.
+        relative_tolerance: fraction of the objective. A row is finished once each of 10 successive
+            steps has lowered its objective by at most this fraction.
     """
 
     iterations: int = 1000
@@ -252,10 +252,10 @@ sy=x.new_zeros(len(rows), history, history),
         """Take the accepted steps of the A unfinished rows, and give each row its next direction.
 
         ``moves`` (A,) is true for rows whose step is accepted, and ``step`` (A,) holds step lengths
-        along the directions. ``f`` (A,) and ``g`` (A, D) are objectives and gradients after it. At
-        most ``history`` pairs (step, change of gradient) are kept. The result (A,) is true for rows
-        that are finished: after ten steps in a row in which the objective falls by at most the
-        share ``relative_tolerance``.
+        along the directions. ``f`` (A,) and ``g`` (A, D) are objectives and gradients after the
+        step. At most ``history`` pairs (step, change of gradient) are kept. The result (A,) is true
+        for rows that are finished: after ten successive steps in which the objective falls by at
+        most the share ``relative_tolerance``.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)

@@ -91,8 +91,8 @@ def _solved(
     """Return the solution Δ of ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, and its number of iterations.
 
     r are the problem's residuals with derivative J. The slope is Jᵀr, of the shape of the inputs,
-    and μ the damping. ``kept`` stores the preconditioner, which may come from an earlier step, and
-    in which the mean of JᵀJ's diagonal takes the place of d̄.
+    and μ the damping. ``kept`` stores the preconditioner, the factored JᵀJ of this or an earlier
+    step. d̄ is the mean of the diagonal of that JᵀJ.
     """
     used = kept.made
     if used is None or used.problem is not problem:

@@ -63,7 +63,7 @@ class Iterate:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether the last step of the descent lowered its objective."""
+        """Return whether the latest step of the descent lowered its objective."""
         return self.length > 0
 
 

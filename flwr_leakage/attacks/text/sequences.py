@@ -131,8 +131,8 @@ class Spans:
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return for each token of whole texts (B, T) how far its vectors lie outside of the spans.
 
-        It is the largest over all spans of the relative distance from the span. For a span that is
-        less exact than 50 ``NEAR``, the distance is divided by the ratio of both.
+        It is the largest over all spans of the relative distance from the span. If a span's own
+        error e exceeds 50 ``NEAR``, the distance from it is divided by e / (50 ``NEAR``).
         """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
         pairs = zip(self.spans, vectors, strict=True)

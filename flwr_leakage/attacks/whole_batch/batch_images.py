@@ -116,8 +116,8 @@ class BatchImages(OneByOne):
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
         """Return the settings of the final steps and "", or None and the reasons against them.
 
-        Sharpening asks for two equations for each unknown, and edges for at most 1.25, so none gets
-        both.
+        Sharpening needs two equations for each unknown, and edges at most 1.25, so that no batch
+        takes both.
         """
         reasons = []
         for end in (self.sharpening, self.edges):
@@ -129,9 +129,9 @@ class BatchImages(OneByOne):
     def _faded(self, problem: Problem, end: Sharpening | Edges | None) -> GaussNewton:
         """Return the settings of Gauss–Newton for the run before the final steps.
 
-        The prior fades faster on networks without kinks. The run takes the share ``end.before`` of
-        the allowed products with the Jacobian, or all of them if ``end`` is ``None``, which means
-        that there are no final steps.
+        The prior fades faster if no activation's slope jumps and there is no max pooling. The run
+        takes the share ``end.before`` of the allowed products with the Jacobian, or all of them if
+        ``end`` is ``None``, which means that there are no final steps.
         """
         solver = self.solver
         if end is not None:

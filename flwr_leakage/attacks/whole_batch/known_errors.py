@@ -162,10 +162,10 @@ class KnownErrors:
         return cls(problem, passed, known, errors, floor)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of images that meet the same equations, with an assumed contrast.
+        """Return coordinates of images that meet the same equations, with the largest contrast.
 
-        Coordinates under the prior have the shape (B, C, H, W). They stay the same unless the
-        equations leave the images' contrast open.
+        Coordinates under the prior have the shape (B, C, H, W). They change only if the equations
+        leave the images' contrast open; then pixels just reach the ends of their range.
         """
         return self.passed.contrast.gauged(self.prior, coordinates)
 
@@ -204,8 +204,9 @@ class KnownErrors:
     def likelihood(self, noise_std: float | None) -> Likelihood:
         """Return the observed value, noise and bound of each of the equations.
 
-        ``noise_std`` is the standard deviation of the noise on the gradient's entries, or ``None``
-        for rounding alone.
+        A bound limits an entry whose observed value may have been pruned to zero. ``noise_std`` is
+        the standard deviation of the noise on the gradient's entries, or ``None`` for rounding
+        alone.
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
@@ -247,8 +248,8 @@ class KnownErrors:
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
         """Return the equations with other blurs of the inputs of every ReLU and max pooling.
 
-        ``widths`` are the standard deviations that are the unit of a blur's width, one for each
-        entry that :meth:`kinks` returns.
+        ``widths`` holds, for each tensor that :meth:`kinks` returns, the standard deviation that is
+        the unit of the blur's width there.
         """
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
@@ -270,9 +271,9 @@ class KnownErrors:
     def _top(self, outputs: Tensor, blur: float) -> Top:
         """Return the functional whose gradients the client sends, and the observed features.
 
-        Both are functions of the layer's inputs c (n, B), before the ReLU that is left out, and
-        come with derivatives by them; see :class:`Top`. The blur's width is in units of the spread
-        of c; 0 for none.
+        Both are functions of the layer's inputs c (n, B), before the ReLU that is left out. The
+        result holds the features and derivatives of both by c; see :class:`Top`. The blur's width
+        is in units of the spread of c; 0 for none.
         """
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
@@ -360,7 +361,7 @@ class Passed:
         deviations: standard deviations of the inputs of every ReLU and pooling before the layer.
         spread: standard deviation of the layer's inputs, before the ReLU that is left out.
         chain: the pass as a chain of matrix products, or ``None`` if it forms no chain.
-        contrast: the part of the images' contrast that the network does not show.
+        contrast: which contrasts of the images, factors of an input, the gradient leaves open.
     """
 
     narrow: FeaturePass

@@ -249,8 +249,8 @@ def _normal_matrix(
 class Edges:
     """The settings of final steps with a prior of edges, for a batch with too few equations.
 
-    The images of these steps are kept if they lower the energy: that of the equations at the last
-    blur, plus the energy of the prior of edges.
+    The images of these steps are kept if they lower the energy, which is −2 log posterior; see
+    :meth:`energy`.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there are no such steps.
@@ -284,9 +284,9 @@ class Edges:
         """Return the images (B, C, H, W) after steps with a prior of edges, and a text about them.
 
         The images are in double precision. They are those of ``run``, from whose end the steps
-        start, if the steps do not lower the energy, if the run ended at a relative squared distance
-        of at most ``met`` from the observed values, so that it met its equations, or if the budget
-        is spent.
+        start, if the steps do not lower :meth:`energy`, if the run ended at a relative squared
+        distance of at most ``met`` from the observed values, so that it met its equations, or if
+        the budget is spent.
         """
         if run.distance <= met:
             return run.inputs, "no edges, as the equations were met"
@@ -318,7 +318,7 @@ class Edges:
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior of images, up to a constant, with the prior of edges.
 
-        It holds for the equations at the blur of the last of these steps. The images' coordinates
+        ReLUs and max poolings are blurred as in the final one of the steps. The images' coordinates
         (B, C, H, W) belong to the normal prior. The likelihood holds the observed values of the
         equations and their noise.
         """
