@@ -110,7 +110,7 @@ def public_normalization(inputs: Tensor) -> str:
 
 
 def normalizations_agree(one: InputSpec, other: InputSpec) -> bool:
-    """Return whether two specs' means and standard deviations agree to half a level of 8 bits."""
+    """Return whether two specs' means and standard deviations agree to 0.5/255 in each channel."""
     pairs = zip((*one.mean, *one.std), (*other.mean, *other.std), strict=False)
     return len(one.mean) == len(other.mean) and all(abs(a - b) <= 0.5 / 255 for a, b in pairs)
 

@@ -23,7 +23,7 @@ class FunctionMode(TorchFunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of calling a torch function with ``args`` and ``kwargs``, a copy that
-        may be changed; a subclass may return another one.
+        """Return the result of ``function(*args, **kwargs)``; a subclass may return another result.
+        The dictionary ``kwargs`` is a copy, and may be changed.
         """
         return function(*args, **kwargs)

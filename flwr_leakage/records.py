@@ -675,7 +675,9 @@ class Reconstruction:
 
 
 def _shape(value: object) -> str:
-    """Return a tensor's shape, the size of parameters, or the ``repr`` of anything else."""
+    """Return the shape of a tensor, the counts of tensors and numbers in parameters by name, or the
+    ``repr`` of anything else, as text.
+    """
     if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
         return f"{{{len(value)} tensors of {sum(v.numel() for v in value.values()):,} numbers}}"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)

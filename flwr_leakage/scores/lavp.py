@@ -124,7 +124,7 @@ class LAVP(SampleScore):
 
 
 def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
-    """Return √(ab) of two quantities a and b for each sample, resolved only where both are."""
+    """Return √(ab) of two quantities a and b for each sample, NaN where either has no number."""
     values = (left.values * right.values).sqrt()
     relative = left.errors / left.values + right.errors / right.values
     states: list[State] = [

@@ -1,1 +1,1 @@
-"""Attacks that solve the equations that a gradient states for the network's input exactly."""
+"""Attacks that solve exactly the equations that a gradient gives for the network's input."""

@@ -249,7 +249,8 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return the sample whose errors a mask gave, after a candidate that led to the mask.
+        """Return a sample with the errors that a mask gave, made of the candidate that led to the
+        mask.
 
         s (m,) are the errors that the final mask gives, of length 1; ``column`` q (b,) holds their
         coordinates in the gradient's span, and ``misfit`` the part outside it. If t·q ≈ 1 for the

@@ -52,8 +52,8 @@ class BatchInputs:
             gradient, S its samples' errors and H their inputs.
         refusals: the reasons why other layers were not used.
         scale: the factor by which the client scaled its update; see :class:`Problem`.
-        stats: how many proposals of samples were made and accepted, by source; ``None`` without a
-            search.
+        stats: under ``proposals`` and ``accepted``, how many samples each source proposed, and how
+            many of these were accepted, by its name; ``None`` without a search.
     """
 
     layer: str
@@ -128,10 +128,10 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
 def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
     """Return a sample, with a dual that the zeros of its input determine if there are enough.
 
-    The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. A dual
-    that comes from a column of errors is as inexact as the column, times the condition number of
-    all columns. One that comes from zeros of the input only has the gradient's noise. Zeros and
-    dual are computed from each other, up to three times.
+    The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. The
+    given dual was computed from the errors ∂L/∂z of all samples: their inexactness counts times the
+    condition number of the errors' matrix. A dual from the zeros only has the gradient's noise.
+    Zeros and dual are computed from each other, up to three times.
     """
     for _ in range(3):
         zeros = _zeros(layer, sample)
@@ -154,8 +154,8 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 
     Let E be the equations' matrix and σ their noise. The covariance of the least-squares dual is
     ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R itself adds ``‖t‖ σ`` to each entry of
-    ``t R``, even at the true t; the entries at the zeros show its size. Noise of the bias's factor
-    adds an error of the input's length.
+    ``t R``, even at the true t; the entries at the zeros show its size. Noise in the bias's
+    gradient, which gives the scale of t, adds a relative error of the whole input.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())

@@ -164,7 +164,7 @@ class FeatureMatching(ExactAttack):
 
         Returns:
             One or two candidates, each with the name of its stage; and whether the budget ended the
-            last fit.
+            final fit.
         """
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
@@ -249,7 +249,7 @@ def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Wal
 
     The last layer has a bias. ``proof`` is the tolerance of a mask's proof; see
     :data:`~flwr_leakage.attacks.exact.masks.PROOF`. A layer behind an invertible activation takes
-    at most ``layer_iterations``.
+    at most ``layer_iterations`` of L-BFGS.
     """
     last = chain[-1]
     assert last.bias_gradient is not None

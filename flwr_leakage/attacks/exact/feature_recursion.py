@@ -102,7 +102,7 @@ class FeatureRecursion(ExactAttack):
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """Return a statement that the attack applies, with the shape of the features that it reads.
 
-        It reads the features, which is a part of the attack's work.
+        It already reads the features, which takes a part of the attack's time.
 
         Args:
             problem: the network and the observed update of one sample in one step.

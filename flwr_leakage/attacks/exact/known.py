@@ -78,14 +78,12 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return facts in which all outputs of a ReLU are known; units with outputs > 0 are on.
-        """
+        """Return facts in which all outputs of a ReLU are known; units with outputs > 0 are on."""
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
     def nothing(cls, like: Tensor) -> "Known":
-        """Return facts, in the shape of ``like``, in which no output and no unit's state is known.
-        """
+        """Return facts of the shape of ``like`` in which no output and no unit's state is known."""
         nowhere = torch.zeros_like(like, dtype=torch.bool)
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))

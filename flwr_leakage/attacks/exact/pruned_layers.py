@@ -273,8 +273,9 @@ class Bounds:
 
         ``mean`` (u,) and ``covariance`` (u, u) are those of the pixels' present normal law. For
         each combination, its own normal density is removed from this law, and the rest is truncated
-        to the bounds. One density, times the rest, has the truncated law's mean and variance. The
-        new density is halfway between the old one and that one, in precision and in shift.
+        to the bounds. The density that, times the rest, has the truncated law's mean and variance
+        is the goal: the new one is halfway between the old one and this goal, in precision and in
+        shift.
         """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)

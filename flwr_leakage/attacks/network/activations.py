@@ -582,8 +582,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
-    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` but not all ones, for inputs z.
-    """
+    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` but not all ones, for inputs z."""
     if not bool(_numbers(mask != (inputs > 0)).any()):
         return True
     if bool(_numbers(mask != (inputs >= 0)).any()):

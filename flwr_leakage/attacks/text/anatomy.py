@@ -359,7 +359,8 @@ class Anatomy:
     def deep(self) -> tuple[Site, ...]:
         """The groups of layers behind the first attention, in the order of the pass.
 
-        Their vectors depend on other tokens. Groups at which some token has no error are left out.
+        Their vectors depend on other tokens. Groups at which the loss has no gradient for some
+        token are left out.
         """
         return tuple(site for site in self.sites if site.is_live and not site.is_pointwise)
 

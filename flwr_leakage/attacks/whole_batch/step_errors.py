@@ -78,8 +78,8 @@ class StepErrors:
         errors: (T, K) errors e_t of the first T steps.
         features: (T, n) features h_t ≥ 0.
         deviations: (T, n) standard deviations of the features.
-        misfit: mean squared residual of the explained update in units of noise, plus that of the
-            errors against the softmax of the features.
+        misfit: mean squared residual of the update, in units of noise, plus that of the errors
+            against those that the features give by the softmax.
     """
 
     errors: Tensor
@@ -323,7 +323,8 @@ class _Mixture:
         features: (T, n) the non-negative features H that fit A best.
         inverse: (n, T, T) inverse normal matrix of each feature's column, zero for steps in which
             the feature is off.
-        residual: all residuals, each in units of its standard deviation.
+        residual: residuals of the sums, of the errors against those that the features give, and of
+            features' changes from step to step, each in units of its standard deviation.
         sigma: the assumed standard deviation of the noise.
     """
 
