@@ -156,7 +156,7 @@ class _Purse:
         return PATIENCE * (self.ranking + self.price) - self.balance
 
     def earn(self, exposure: Exposure, train_seconds: float) -> None:
-        """Add to the scoring budget what a round's training earns."""
+        """Add the plan's ``relative_cost`` times the cost of a round's training to the budget."""
         if self.plan.product_price is not None:
             schedule, count = exposure.raw.schedule, exposure.raw.num_examples
             cost = float(sum(step.stop - step.start for step in schedule.slices(count)))

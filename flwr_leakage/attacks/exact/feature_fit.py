@@ -141,7 +141,7 @@ def settle_signs(
 ) -> tuple[Batch, float]:
     """Return the input near a given one whose gradient is nearest to the observed one.
 
-    Inputs are drawn at random around the given one, up to ``draws`` times. A draw may turn signs of
+    Inputs are drawn at random around the given one, up to ``draws`` times. A draw may flip signs of
     preactivations near zero. ``errors`` are standard deviations that the given input's error may
     have, relative to the root mean square of the input; the draws use them in turn. The draws end
     once the relative squared distance of gradients is at most ``met``, or the budget is spent.

@@ -110,9 +110,10 @@ def above_noise(
 
     Outputs of a ReLU are not negative, so that a negative value is noise alone. The most negative
     value of a sample, in units of its standard deviation, shows how far noise reaches among the
-    sample's values. A value of ``values`` (B, …), outputs of B samples, must exceed ``least`` ≥ 0
-    of its own ``deviations`` > 0, and ``margin`` ≥ 0 times its sample's most negative value, both
-    in units of their deviations. Deviations broadcast to the values.
+    sample's values. The result is true where a value of ``values`` (B, …), outputs of B samples,
+    exceeds ``least`` ≥ 0 of its own ``deviations`` > 0, and ``margin`` ≥ 0 times the size of its
+    sample's most negative value, both in units of their deviations. Deviations broadcast to the
+    values.
 
     Example:
         >>> values = torch.tensor([[0.2, -0.1, 0.4]])

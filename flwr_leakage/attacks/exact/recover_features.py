@@ -9,7 +9,7 @@ of its ReLU, and the recursion goes one ReLU further towards the input.
 
 Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
 suffices to spoil the features two layers in front, along the skip connections. But it contradicts
-the next equations, which outnumber their unknowns: they reveal it, and a repair turns it. So the
+the next equations, which outnumber their unknowns: they reveal it, and a repair flips it. So the
 limit below which an entry counts as zero is measured layer by layer, and need not be right
 everywhere. If the equations leave directions of a layer open, the recursion ends, and returns the
 determined directions as equations.
@@ -22,7 +22,7 @@ channels or positions, as through BatchNorm. Then the error of its output channe
 ``δ[p] = c[p] + m[p] d[p]``, with the ReLU's mask m, the error c with the unit off, and the error
 ``c + d`` with the unit on. One wrong entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of
 that channel's gradient by ``±d[p] A_p``, where A_p is the patch that the convolution took in at p.
-All other channels give the patches. The repair turns one entry after another, each time the one
+All other channels give the patches. The repair flips one entry after another, each time the one
 that lowers ‖r‖² the most,
 
     ‖r‖² − ‖r ∓ d[p] A_p‖² = ±2 d[p] ⟨r, A_p⟩ − d[p]² ‖A_p‖²,
@@ -300,7 +300,7 @@ def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Sol
 
     Returns:
         The solution, or ``None`` if no convolution's gradient determines these outputs; and the
-        number of mask entries that were turned.
+        number of mask entries that were flipped.
     """
     turned = 0
     for _ in range(TRIMS):
@@ -331,7 +331,7 @@ def _repair(
     features: Tensor,
     solved: Solved,
 ) -> int:
-    """Repair masks that contradict the gradients, and return the number of entries turned.
+    """Repair masks that contradict the gradients, and return the number of entries flipped.
 
     Masks are given for all ReLUs by number; repaired ones are replaced in place. ``features``
     (1, C, H, W) are the outputs, already solved for, of the ReLU of this number, and ``solved`` is
@@ -408,10 +408,10 @@ def _last_mask(
 def repaired(
     on: Tensor, gradient: Tensor, patches: Tensor, closed: Tensor, opened: Tensor, limit: float
 ) -> Tensor | None:
-    """Return a channel's mask, with a few entries turned so that its gradient agrees, or None.
+    """Return a channel's mask, with a few entries flipped so that its gradient agrees, or None.
 
     The mask is that of the ReLU behind a convolution, true in ``on`` (P,) where the ReLU is on. It
-    is None if no turn lowers the residual of the channel's gradient ∂L/∂W (C, *kernel) any more,
+    is None if no flip lowers the residual of the channel's gradient ∂L/∂W (C, *kernel) any more,
     and the residual's norm is still above ``limit``. ``patches`` (C·K, P) are the inputs of the
     convolution at each output position. ``closed`` and ``opened`` (P,) are the derivatives of the
     loss by the convolution's output if that ReLU were off or on.

@@ -231,7 +231,7 @@ class InputOrder:
     offset: Tensor
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Return flattened images (…, n) from the layer's inputs (…, n) that they cause."""
+        """Return the flattened images (…, n) that give the layer the inputs (…, n)."""
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:

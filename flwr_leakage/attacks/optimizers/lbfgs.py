@@ -93,8 +93,8 @@ class LBFGS:
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
         """Update the line search of every unfinished row by its trial point.
 
-        Of the A rows, those that are finished are true in the result (A,). The state ``s`` is
-        changed in place. ``f`` (A,) and ``g`` (A, D) are values and gradients at the trial points.
+        The result (A,) is true for rows that are finished. The state ``s`` is changed in place.
+        ``f`` (A,) and ``g`` (A, D) are values and gradients at the trial points.
         """
         slope = (g * s.d).sum(dim=1)
         usable = torch.isfinite(f) & torch.isfinite(slope)

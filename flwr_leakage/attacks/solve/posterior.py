@@ -104,7 +104,7 @@ class Posterior:
     def __call__(self, direction: Tensor) -> Tensor:
         """Return A d (B, C, H, W) for a change d of coordinates, with the posterior's precision A.
 
-        It is half of the second derivative of the objective by the coordinates.
+        A is half of the second derivative of the objective by the coordinates.
         """
         if self.patches is None:
             return self.told(direction) + self.weight * self.cost(direction)
@@ -128,9 +128,10 @@ class Posterior:
         return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
-        """Return the Gauss–Newton step of the objective, for a search along the step.
+        """Return the objective's quadratic model, whose minimum is the Gauss–Newton step.
 
-        Conjugate gradients, ``solver``, solve its linear system. Damping has no effect on it.
+        Conjugate gradients, ``solver``, solve for the step, and ignore the damping that a search
+        asks for.
         """
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))

@@ -211,7 +211,7 @@ class _Pass(Trace):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a torch call; the queries of the first attention are noted."""
+        """Return the result of a torch call; if it is the first attention, keep its ``queries``."""
         if self.queries is None and function in _ATTENTIONS:
             first = args[0] if args else kwargs.get("query")
             self.queries = first if isinstance(first, Tensor) and first.ndim == 4 else None

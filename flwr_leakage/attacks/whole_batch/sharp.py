@@ -247,10 +247,10 @@ def _normal_matrix(
 
 @dataclass(frozen=True)
 class Edges:
-    """The settings of final steps with a prior of edges, for a batch with too few equations.
+    """The settings of final steps for a batch with too few equations, with a prior of edges.
 
-    The images of these steps are kept if they lower the energy, which is −2 log posterior; see
-    :meth:`energy`.
+    That prior penalises few large differences between neighbouring pixels less than a normal one.
+    The images of these steps are kept if they lower :meth:`energy`, −2 log posterior.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there are no such steps.
