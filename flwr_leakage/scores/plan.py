@@ -23,10 +23,10 @@ def rank_samples(
     """Return the indices of all samples in the order in which to score them, and a list with the
     measurement that ranked them, empty for ``first`` and ``random``.
 
-    ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one training pass and ranks
-    most networks' samples as the expensive scores do. ``first`` keeps the given order. ``random``
-    is drawn by ``seed``. ``largest_gradient`` begins with those that fixed noise protects least, at
-    the cost of one gradient per sample.
+    ``how`` names the order: ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one
+    training pass and ranks most networks' samples as the expensive scores do. ``first`` keeps the
+    given order. ``random`` is drawn by ``seed``. ``largest_gradient`` begins with those that fixed
+    noise protects least, at the cost of one gradient per sample.
     """
     if how not in get_args(Selection):
         raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")

@@ -188,18 +188,18 @@ class BatchLayer:
     def surplus(self) -> int:
         """Number of live units minus the gradient's rank b.
 
-        Each of these is an equation that the errors of true samples meet, and those of others do
-        not. A unit is live if a sample activates it.
+        Each surplus unit is an equation that the errors of true samples meet, and those of others
+        do not. A unit is live if a sample activates it.
         """
         return int(self.live.sum()) - self.factor.rank
 
     @cached_property
     def scale_noise(self) -> float:
-        """Standard deviation of an entry of ∂L/∂c, estimated from its part outside the span of U.
+        """Standard deviation of the noise in an entry of the bias's gradient ∂L/∂c.
 
-        The columns of U span the errors of the samples. The noise may exceed that of the weight's
-        entries: if a client rounds parameters relative to their size, larger parameters get more
-        noise.
+        It is estimated from the part of ∂L/∂c outside the span of the samples' errors. The noise
+        may exceed that of the weight's entries: if a client rounds parameters relative to their
+        size, larger parameters get more noise.
         """
         bias = self.problem.gradient[self.bias]
         left = self.factor.left
@@ -375,7 +375,8 @@ class BatchLayer:
 
         The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit.
         Otherwise random points near h are tried, and the one with the least misfit is returned.
-        ``spread`` is the standard deviation of the error of each entry of h.
+        ``label`` is the sample's class, and ``spread`` the standard deviation of the error of each
+        entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and others at one and three standard deviations.

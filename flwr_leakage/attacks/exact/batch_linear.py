@@ -95,6 +95,7 @@ def recover_batch(
     The layer is one that takes the network's input, or else the one whose gradient shows the most
     samples. With ``images_only`` no layer of features is taken. ``scaled`` tells that the factor by
     which the client scaled its update is divided out already, so that it is not sought.
+    ``settings`` limit the search.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -346,7 +347,7 @@ def recover_steps(
 ) -> BatchInputs:
     """Return all images of a batch whose client took several local steps on all of its samples.
 
-    ``layer`` is the linear layer that takes the network's input.
+    ``layer`` is the linear layer that takes the network's input. ``settings`` limit the search.
 
     Raises:
         ValueError: the client's steps or the layer do not allow it, or a sample was not found.

@@ -132,7 +132,7 @@ class MaskColumns:
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
         """Return the mask search for a layer, or None if masks do not determine errors.
 
-        They do not if no next layer takes the ReLU of the layer's outputs (``following``), or if
+        They do not if no next layer, ``following``, takes the ReLU of the layer's outputs, or if
         other paths of the network lead around the next layer. Nor do they if there are too few
         units: those that some sample activates must be at least ``SPARE_EQUATIONS`` more than the
         ranks of both layers' gradients together.

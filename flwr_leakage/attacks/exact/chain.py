@@ -241,8 +241,9 @@ def _name(op: Op) -> str:
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before a step compute a ReLU of the outputs of the step before.
 
-    The pass takes ``probe`` (1, C, H, W), and the same 1e4 times larger. ``number`` is the index of
-    the step, a call of a layer or activation, among those that :func:`_walked` returns.
+    One pass takes ``probe`` (1, C, H, W), and a second one the same 1e4 times larger. ``number`` is
+    the index of the step, a call of a layer or activation, among those that :func:`_walked`
+    returns.
     """
     for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
@@ -386,7 +387,7 @@ def solve_layer(
     The equations ``M a = ∂L/∂W`` of the layer's weight gradient hold exactly. So a is one of their
     solutions plus a vector of M's null space. By least squares, this vector meets the forward
     equations ``z(a) = φ⁻¹(outputs)`` and the range [``low``, ``high``] of a's entries, by at most
-    that many iterations of L-BFGS.
+    ``iterations`` of L-BFGS.
 
     Returns:
         a (1, *input_shape), and the mean squared residual divided by the mean square of a.

@@ -161,7 +161,8 @@ def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
     whose equations other channels check. ``kept`` (O,) is true for channels whose equations are
     used, and ``scale`` (O,) holds the norms of the channels' gradients. The medians are over kept
     channels of nonzero size: the result is the larger of the median size, and of the median of
-    ``size / scale`` times the channel's own scale. It is infinite if there is no such channel.
+    ``size / scale`` times the channel's own scale. The result is infinite if there is no such
+    channel.
     """
     compared = kept & (size > 0)
     if not bool(compared.any()):

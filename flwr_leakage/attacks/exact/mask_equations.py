@@ -67,7 +67,7 @@ class MaskEquations:
     def of(
         cls, before: Sequence[Link], link: Link, known: Known, own: Whitened | None, behind: Level
     ) -> "MaskEquations":
-        """Return the equations for the network's input, after scaling and reshaping facts.
+        """Return the equations for the network's input, with the given facts scaled and reshaped.
 
         ``before`` are the layers before the masked one, ``link``. ``known`` are its known outputs
         and the states of its units, in any shape. ``own`` is ``M₁ h = T₁`` from its weight
@@ -163,7 +163,7 @@ class MaskEquations:
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     """Return a layer's activation of z (B, *output_shape) and its slope at z, in the shape of z.
 
-    A ReLU is averaged over normal noise in the layer's input of standard deviation ``blur``.
+    A ReLU is averaged over normal noise of standard deviation ``blur`` in the layer's input.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)

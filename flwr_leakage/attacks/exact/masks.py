@@ -223,8 +223,8 @@ def proven_channels(mask: Mask) -> Tensor:
 def sets_of_ranks() -> list[Array]:
     """Return all sets of up to ``MOST_FLIPS`` ranks of entries to flip in a mask.
 
-    Ranks are 0 … ``FLIPPABLE`` − 1, in the order of the ReLUs' inputs from zero. There is one array
-    for each size n = 0, 1, …, with one set of n ranks in each row.
+    Rank 0 is the entry whose ReLU's input is nearest to zero; ranks are below ``FLIPPABLE``. There
+    is one array for each size n = 0, 1, …, with one set of n ranks in each row.
     """
     sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
     return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]

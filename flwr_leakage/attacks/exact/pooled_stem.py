@@ -6,7 +6,8 @@ offset of its outputs, which are called *entries* here. If the place of each win
 given, the windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share
 maxima, so that only some 9,300 of these equations are distinct: they leave the image near 40 dB.
 The gradient ``∂L/∂W = Σ_k δ[k] x[patch k]`` of the convolution is linear in x, too. δ is the known
-derivative of the loss by a window's value, at the place of its maximum. Together they determine x.
+derivative of the loss by a window's value, at the place of its maximum. Windows' values and
+gradient together determine x.
 
 Two facts restrict the place of each window's maximum:
 
@@ -111,8 +112,8 @@ class Stem:
 
         Returns:
             The stem; the factors (C,) by which its weight differs from the parameter; and the
-            parameter's name. It is None if the inputs of the ReLU are not one convolution of the
-            network's input, scaled and shifted channel by channel.
+            parameter's name. The result is ``None`` if the inputs of the ReLU are not one
+            convolution of the network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])

@@ -299,10 +299,11 @@ def fill_unseen(
 ) -> Filled | None:
     """Return an image whose unseen pixels are posterior means, or None if they are too many.
 
-    Unseen are the pixels that pruning hides. The posterior combines a normal prior of images,
-    bounds, and the features that the layers tell. Each of at most 60 rounds takes u³ operations for
-    u unseen pixels, and the prior of n pixels takes u n memory; the result is ``None`` if its
-    matrix would exceed :data:`MOST_ENTRIES`. No round begins once the budget is spent.
+    Unseen are the pixels that pruning hides. The posterior combines a normal prior of images, the
+    bounds that pruned entries give, and the known features behind the first layer. Each of at most
+    60 rounds takes u³ operations for u unseen pixels, and the prior of n pixels takes u n memory;
+    the result is ``None`` if its matrix would exceed :data:`MOST_ENTRIES`. No round begins once the
+    budget is spent.
 
     ``order`` is the order in which the first layer takes the pixels. ``found`` holds the linear
     layers with their known errors and inputs.

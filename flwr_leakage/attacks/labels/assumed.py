@@ -205,9 +205,10 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """Return an attack's result: inputs (B, C, H, W) and targets in torch's default precision.
+    """Return an attack's result as a batch, with floating-point numbers in torch's default
+    precision.
 
-    Targets are class indices (B,) or probabilities (B, K).
+    Targets are class indices (B,), which stay integers, or probabilities (B, K).
     """
     precision = torch.get_default_dtype()
     if targets.is_floating_point():

@@ -53,9 +53,9 @@ def class_counts(
     is ``p̄ − counts / B``, where p̄ is the mean softmax of the samples, which an attacker estimates.
     Each count first gets its whole part. The samples that are left go to the largest remainders.
 
-    There may be no more possible classes than samples. Then each of them gets one sample first, if
-    a class without samples is seldom taken for a possible one (:func:`chance_by_signs`), and unless
-    whole counts already explain the gradient.
+    If there are at most as many possible classes as samples, each of these classes gets one sample
+    first. This is not done if a class without samples may often seem possible
+    (:func:`chance_by_signs`), or if whole counts already explain the gradient.
 
     Args:
         bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the samples.

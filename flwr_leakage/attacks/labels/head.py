@@ -115,8 +115,8 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
 
     The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
     rows of R their features. A returned sample has features t R and an error U q, with its dual t
-    (b,) and coordinates q (b,). Up to rounding and noise, its error is that of its features and
-    label, and t·q = 1.
+    (b,) and coordinates q (b,). Up to rounding and noise, its features and label predict its error,
+    and t·q = 1.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its

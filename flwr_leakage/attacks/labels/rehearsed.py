@@ -538,7 +538,8 @@ def _train(
 ) -> Params:
     """Return the change θ_local − θ_t of parameters by a training on dummies.
 
-    Step t takes the dummies with the indices ``sources[t]`` (B,) and their labels ``labels[t]``.
+    Step t of the named optimizer takes the ``inputs`` with the indices ``sources[t]`` (B,), and the
+    labels ``labels[t]``.
     """
 
     def batches() -> Iterator[Batch]:

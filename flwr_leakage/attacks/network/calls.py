@@ -43,11 +43,11 @@ class Geometry(NamedTuple):
         padding: int | Iterable[int],
         stride: int | Iterable[int],
     ) -> "Geometry":
-        """Return the geometry of a convolution; a single number holds for rows and columns."""
+        """Return the geometry of settings that are each (rows, columns), or a number for both."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
-        """Return the rows and columns of the outputs, for inputs of size (H, W)."""
+        """Return how many rows and columns the outputs have, for inputs of size (H, W)."""
         height, width = (
             (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
             for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
@@ -157,7 +157,8 @@ class Affine:
         """The kernel's size, dilation, padding and stride; ``None`` for a linear layer.
 
         Raises:
-            ValueError: it has several groups, or adds more zeros on one side than on the other.
+            ValueError: the convolution has several groups, or more zeros on one side than on the
+                other.
         """
         if self.settings is None:
             return None

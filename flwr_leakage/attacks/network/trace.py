@@ -260,7 +260,7 @@ class Trace(FunctionMode):
     ) -> Affine | None:
         """Return the linear layer that a matrix product, or the sum of one with a bias, computes.
 
-        The result is ``None`` if the call is neither, or if its factor is no parameter.
+        The result is ``None`` if the call is neither, or if the second factor is no parameter.
         """
         if function is torch.einsum:
             found = einsum_operands(args)

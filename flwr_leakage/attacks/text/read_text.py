@@ -346,8 +346,8 @@ class _Head:
         """Return the errors p − y (R, K) of predictions, by their indices ``rows`` among the N.
 
         ``gradient`` (K, n) is the observed one of the layer's weight, or some of its rows. The loss
-        is a mean over ``total`` predictions. The problem tells the weight of a local step in the
-        update.
+        is a mean over ``total`` predictions. The weight of a local step in the update, which
+        ``problem`` tells, is divided out.
         """
         return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 

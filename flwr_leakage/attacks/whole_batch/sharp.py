@@ -189,10 +189,10 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
 def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tensor:
     """Return the variance (P,) of each equation's error: the mean square residual of its group.
 
-    A small group can be met without the others. Its weight would then grow until no other equation
-    counts. So variances have a floor: the least mean square residual, relative to the observed
-    values, among the tensors with at least a tenth of all entries. No variance is below that of the
-    noise. ``groups`` (P,) are the numbers of the equations' groups.
+    The images may meet the equations of a small group alone. Its weight would then grow until no
+    other equation counts. So variances have a floor: the least mean square residual, relative to
+    the observed values, among the tensors with at least a tenth of all entries. No variance is
+    below that of the noise. ``groups`` (P,) are the numbers of the equations' groups.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = (likelihood.sums(observed.square()) / likelihood.counts).clamp_min(
@@ -249,8 +249,8 @@ def _normal_matrix(
 class Edges:
     """The settings of final steps for a batch with too few equations, with a prior of edges.
 
-    That prior penalises few large differences between neighbouring pixels less than a normal one.
-    The images of these steps are kept if they lower :meth:`energy`, −2 log posterior.
+    That prior penalises large differences of neighbouring pixels less than a normal prior does. The
+    images of these steps are kept if they lower :meth:`energy`, −2 log posterior.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there are no such steps.
@@ -318,9 +318,9 @@ class Edges:
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior of images, up to a constant, with the prior of edges.
 
-        ReLUs and max poolings are blurred as in the final one of the steps. The images' coordinates
-        (B, C, H, W) belong to the normal prior. The likelihood holds the observed values of the
-        equations and their noise.
+        ReLUs and max poolings are blurred as in the final step with this prior. The images'
+        coordinates (B, C, H, W) belong to the normal prior. The likelihood holds the observed
+        values of the equations and their noise.
         """
         misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
         return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
