@@ -143,7 +143,7 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
     """Yield permutations of units within consecutive blocks of the given sizes, as rows of arrays
-    of indices: all of them, or random ones after the identity if ``drawn``.
+    of indices: all of them; or if ``drawn``, the identity and up to ``ARRANGEMENTS`` random ones.
     """
     starts = np.cumsum([0, *sizes])
     if not drawn:

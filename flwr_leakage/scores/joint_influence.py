@@ -142,8 +142,8 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return a measurement: the root mean of ``squares`` over the inputs of each scored sample. A
-    sample that no training step uses gets no number.
+    """Return a measurement: the root mean of ``squares`` over the inputs of each scored sample,
+    with the relative error of ``joint``. A sample that no training step uses gets no number.
     """
     exposure = client.exposure
     count = len(exposure.whole.private)

@@ -411,8 +411,8 @@ def _linearised(
     """Return equations ``H x = y`` that known features give about the u unseen pixels x, or None.
 
     It is None if there is no layer behind the first. ReLUs are linearised under the present normal
-    law of x, with ``mean`` (u,) and ``covariance`` (u, u). Features of a layer are then
-    ``v + H (x − mean) + T ε`` with ε standard normal.
+    law of x, with ``mean`` (u,) and ``covariance`` (u, u). Features f of a layer are then ``v + H
+    (x − mean)`` plus normal errors, so that y is ``f − v + H mean``.
 
     The first layer's weight is in the order of pixels. ``features`` are the known outputs of the
     ReLU behind each layer but the last one. ``base`` (n,) is the flattened image, zero where

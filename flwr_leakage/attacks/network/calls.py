@@ -429,8 +429,8 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
     """Return the pooling of maps (B, C, H, W) that a call of adaptive pooling computes, or None.
 
-    It is ``None`` if windows would differ in size, or if ``output_size`` has not two entries; an
-    entry ``None`` keeps the size of the maps. ``reduce`` maps the values (k, …) of windows to the
+    It is ``None`` if windows would differ in size. ``output_size`` is a number or a pair, in which
+    ``None`` stands for the maps' own size. ``reduce`` maps the values (k, …) of windows to the
     pooled ones (…).
     """
     wanted: Sequence[int | None]
