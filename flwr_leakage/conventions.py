@@ -96,8 +96,8 @@ def possible_specs(spec: InputSpec) -> list[InputSpec]:
 
 def public_normalization(inputs: Tensor) -> str:
     """Return the name in ``PUBLIC`` of the normalisation under which all values of inputs (B, C, H,
-    W) are levels of pixels; empty where none fits, as for images that were interpolated. It tells
-    the constant that the app's pipeline uses, and the value of no pixel.
+    W) are levels of pixels; empty where none fits, as for images that were interpolated. The name
+    reveals a constant of the app's pipeline, and no pixel's value.
     """
     eps = torch.finfo(inputs.dtype).eps if inputs.dtype.is_floating_point else 0.0
     error = eps / math.sqrt(12) * float(inputs.detach().abs().max())
@@ -258,8 +258,8 @@ def _levels(
 
 def _possible(grid: list[tuple[int, int]] | None) -> bool:
     """Return whether the levels that :func:`_grid` found allow that the normalisation is right.
-    They do not if some value is no level, or if many levels of a channel have a common divisor
-    above 1.
+    They do not if some value is no level, or if the distances of a channel's many levels have a
+    common divisor above 1.
     """
     return grid is not None and all(step == 1 or count < MANY for count, step in grid)
 

@@ -75,12 +75,12 @@ class PlainKernels:
     Some fused kernels of PyTorch have no second derivative: those of
     ``scaled_dot_product_attention``, the fast path of ``nn.MultiheadAttention`` in eval mode, the
     recurrent layers of oneDNN and cuDNN, and ``nn.Hardsigmoid``. Layer and instance normalisation
-    have a wrong one where ``torch.func.vmap`` is inside of it. The context switches fused kernels
+    have a wrong one if it is taken around ``torch.func.vmap``. The context switches fused kernels
     off, and replaces the normalisations and ``nn.Hardsigmoid`` by elementary operations.
 
     Attributes:
-        recurrent: whether the model has recurrent layers; only then oneDNN and cuDNN are switched
-            off, as they are fast.
+        recurrent: whether the model has recurrent layers; only then oneDNN and cuDNN, which are
+            fast, are switched off.
         writes_out: whether the model has a layer that must be replaced by elementary operations.
         skips_dropout: whether dropout that eval mode does not switch off is left out.
         masks: the masks by which calls of dropout multiply, in the order of a forward pass; see

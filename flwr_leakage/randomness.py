@@ -233,9 +233,9 @@ def _uniforms(count: int) -> Tensor:
 
 
 def _normals(count: int) -> Tensor:
-    """Return ``count`` standard normal draws in float64: Φ⁻¹, the inverse of the normal
-    distribution function, at the centres of 2⁵² random cells of equal width, exact floating-point
-    numbers.
+    """Return ``count`` standard normal draws in float64. Each is Φ⁻¹, the inverse of the normal
+    distribution function, at the centre of one of 2⁵² cells of equal width, chosen at random. The
+    centres are exact floating-point numbers.
     """
     cells = (_entropy(count, torch.int64) >> 12).double()
     return torch.special.ndtri(cells.add_(0.5).mul_(2.0**-52).add_(0.5))

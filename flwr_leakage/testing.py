@@ -189,7 +189,8 @@ MAX_NAMED = 20
 
 def junit(found: Check) -> bytes:
     """Return the result of a check as JUnit XML: a test case for the run and each update. A leak is
-    a failure; a run that was not tested or cannot say is an error; such an update is skipped.
+    a failure. A run that was not tested or cannot say is an error, and an update of this kind is
+    skipped.
     """
     cases = [("the run as a whole", found.outcome, found.message)]
     cases += [(each.name, each.outcome, each.message) for each in found.updates]

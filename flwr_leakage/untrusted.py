@@ -148,9 +148,9 @@ def parse_json(content: bytes | str) -> Any:
 
 @contextmanager
 def memory_limit(most: int | None) -> Iterator[None]:
-    """Limit the memory of this process, and of each started within the context, to ``most`` bytes,
-    by default half of the machine's, so that larger allocations fail. It is for work whose size
-    follows from what others wrote. On Windows there is no limit.
+    """Limit the memory of this process, and of each process started within the context, to ``most``
+    bytes, by default half of the machine's, so that larger allocations fail. It is for work whose
+    size follows from what others wrote. On Windows there is no limit.
 
     Raises:
         ValueError: the work within needed more memory.

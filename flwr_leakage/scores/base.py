@@ -27,8 +27,8 @@ class Score(Protocol):
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
         """Return one measurement for each quantity, with one value for each sample of
-        ``client.exposure`` in order; the first counts all Jacobian products. Of ``client`` only the
-        results that scores share are changed. ``seed`` is that of the score's draws.
+        ``client.exposure`` in order; the first one's ``products`` count for all. Of ``client`` only
+        the results that scores share are changed. ``seed`` is that of the score's draws.
         """
         ...
 
@@ -103,7 +103,7 @@ class SampleScore(ABC):
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement for each quantity; the first counts all Jacobian products."""
+        """Return a measurement for each quantity; the first one's ``products`` count for all."""
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -203,7 +203,7 @@ def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Return half the width of the error bar of √v, given that of v, without linearisation."""
+    """Return the half error bar max(√(v + e) − √v, √v − √(v − e)) of √v, for that of v, e."""
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -211,9 +211,9 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean (S,) of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar
-    (S,). As few draws mostly underestimate their skewed distribution's variance, its one-sided 95 %
-    upper limit is used, with the error bar of a χ² variable; see ``sampling_error``.
+    """Return the mean (S,) of n ≥ 2 draws, squared lengths of random vectors, and half its 99 %
+    error bar (S,). As few draws mostly underestimate their skewed distribution's variance, its
+    one-sided 95 % upper limit is used, with the error bar of a χ² variable; see ``sampling_error``.
     """
     count = len(draws)
     mean = draws.mean(0)

@@ -40,8 +40,8 @@ class InversionInfluence(SampleScore):
     - ``inversion_influence_…``: the norm, as in the paper's formula;
     - ``inversion_influence_rmse_…``: the norm divided by √N, comparable with an RMSE;
     - ``expected_influence_rmse_…``: √(Σλᵢ/(λᵢ + ε)²/N), the expected RMSE for Gaussian noise of
-      standard deviation 1 on every entry of the sample's gradient (so n-fold for n). It needs
-      no δ, so it ranks the samples of an undefended client, too.
+      standard deviation 1 on every entry of the sample's gradient (s times that for s). It needs no
+      δ, so it ranks the samples of an undefended client, too.
 
     The perturbation of a sample's gradient is δ/wᵢ, with δ that of the update's pseudo-gradient and
     wᵢ the sample's weight in it. The influence is computed by LSQR with full reorthogonalisation,
@@ -92,7 +92,9 @@ class InversionInfluence(SampleScore):
         return dense_bytes(num_inputs, num_parameters, dtype)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return two columns for each damping, and a third with the expected influence."""
+        """Return two columns for each damping, and as a third, if asked for, the expected
+        influence.
+        """
         undefended = bool(problem.undefended.all())
         wanted = self.expected == "always" or (self.expected == "undefended" and undefended)
         columns = []

@@ -27,8 +27,8 @@ def check_noise_std(noise_std: float | None) -> None:
 def noise_level(
     problem: SampleProblem, noise_std: float | None
 ) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Return the standard deviation σᵢ (S,) of the noise on each sample's gradient, NaN where there
-    is no bound, and the reason for this by sample.
+    """Return the standard deviation σᵢ (S,) of the noise on each sample's gradient, NaN where it
+    bounds no attacker's error, and the reason for this by sample.
 
     An attacker who knows all samples but i sees its gradient plus noise of standard deviation σᵢ =
     σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ that of its noise; who knows less

@@ -1,4 +1,4 @@
-"""Bound how much a small change of one sample raises the loss on other samples."""
+"""Bound how much a small change of one sample raises the mean loss on a client's samples."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from flwr_leakage.scores.nonlinear_bound import curvature
 
 @dataclass(frozen=True)
 class PoisoningBound(SampleScore):
-    """A score: how much a small change of a sample can raise the loss on a client's other samples.
+    """A score: how much a small change of a sample can raise the mean loss on a client's samples.
 
     It follows Zhang et al. (2023, section 5.2). J ∈ R^{N×P} is the Jacobian of the sample's
     gradient g.
@@ -69,9 +69,7 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``poisoning_amplification`` and ``poisoning_bound``, for the problem's own
-        samples.
-        """
+        """Return both quantities as columns, with the loss taken over the problem's own samples."""
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
 

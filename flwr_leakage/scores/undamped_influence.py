@@ -31,9 +31,9 @@ class UndampedInfluence(SampleScore):
     perturbation of that gradient (Zhang et al. 2023, equation 4).
 
     It is computed exactly from the SVD of the dense Jacobian, if N and the memory allow. If J lacks
-    rank it is ‖(Jᵀ)⁺δ‖/√N, a lower bound of the error, as the update reveals nothing about the
-    other directions. Without the dense Jacobian, LSQR runs until its iterates stop growing; if it
-    is stopped before, the result is a lower bound.
+    rank it is ‖(Jᵀ)⁺δ‖/√N, a lower bound of the error, as the update reveals nothing about
+    directions d with Jᵀd = 0. Without the dense Jacobian, LSQR runs until its iterates stop
+    growing; if it is stopped before, the result is a lower bound.
 
     Attributes:
         max_dense_inputs: the largest N for which J is formed.

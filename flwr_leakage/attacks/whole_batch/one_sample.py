@@ -58,8 +58,8 @@ class LocalSteps(KnownErrors):
     are the inputs of the layer.
 
     Attributes:
-        later: (T − 1, B, n) the derivatives δ of the loss by the features in the steps after the
-            first, zero where the ReLU is off. Steps without any visible error are left out.
+        later: (t, B, n) the derivatives δ of the loss by the features in the t ≤ T − 1 steps after
+            the first that have a visible error, zero where the ReLU is off.
         sloped: for each of these steps, whether its gradient counts as a function of the image. If
             not, it counts as a constant when the equations are differentiated.
     """
