@@ -44,7 +44,7 @@ class BatchInputs:
         inputs: (f, n) inputs h of the layer.
         labels: (f,) classes of the samples.
         errors: (f, m) ∂L/∂z of each sample.
-        verdicts: one verdict for each sample: ``proven``, ``plausible`` or ``not``.
+        verdicts: one verdict for each sample: ``proven``, ``plausible`` or ``not`` (neither).
         relative_errors: (f,) standard deviations of the inputs' errors that the gradient's noise
             causes, relative to the inputs' size; ∞ where they are not known.
         rank: the rank of the gradient, which is the number of samples that it shows.
@@ -83,8 +83,9 @@ def conclude(
 ) -> BatchInputs:
     """Return the samples found in a layer's gradient with improved inputs, and a verdict for each.
 
-    A verdict is ``proven``, ``plausible`` or ``not``. ``found`` are the samples that a search has
-    found. ``following`` is the layer that takes the ReLU of the layer's outputs, or ``None``.
+    A verdict is ``proven``, ``plausible`` or ``not`` (neither). ``found`` are the samples that a
+    search has found. ``following`` is the layer that takes the ReLU of the layer's outputs, or
+    ``None``.
     """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:

@@ -335,7 +335,7 @@ def _noise_share(matrix: Tensor) -> float:
 
 
 def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
-    """Return the share of labels that a replay has right; ``None`` if it does not apply.
+    """Return the share of labels that a last layer's replay has right; ``None`` if it is refused.
 
     The rehearsal has ``steps`` steps, the update ``delta`` and class frequencies ``truth`` (K,).
     """

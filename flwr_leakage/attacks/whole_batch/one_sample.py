@@ -142,7 +142,7 @@ class LocalSteps(KnownErrors):
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
     """Return the functional of a local step whose features are not observed, at outputs (n, B).
 
-    These enter the linear layer, and ``errors`` (n, B) are the derivatives of the loss by them.
+    The outputs enter the linear layer; ``errors`` (n, B) are the derivatives of the loss by them.
     """
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
