@@ -438,8 +438,8 @@ def _distance(problem: Problem, own: Params) -> float:
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
     """Return whether all vectors of texts (B, T) lie in the most exact span, and have its rank.
 
-    ``spans`` are those of the gradients behind the first attention. ``lengths`` count the texts'
-    tokens.
+    ``spans`` are the row spaces of gradients of the layers behind the first attention. The vectors
+    are those layers' inputs. ``lengths`` count the texts' tokens.
     """
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     site, span = min(zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error)

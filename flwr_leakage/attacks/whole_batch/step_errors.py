@@ -445,9 +445,10 @@ def _fit(
 
 
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
-    """Return the mixture of local steps after the damped steps of one stage, or None if not finite.
+    """Return the mixture of local steps after damped steps from ``start``, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features. ``start`` also has the assumed noise.
+    A mixture is a guess of the steps' errors and features. The noise is the one that ``start``
+    assumes.
     """
     here = there = start
     is_finite = True
