@@ -127,7 +127,7 @@ class InputSpec:
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
         """Return the spec of standardised rows or embeddings: no box, mean 0, standard deviation 1.
 
-        An attack's prior takes such inputs for pixels, with mean 0.5 and standard deviation 0.25.
+        An attack's prior takes them for pixels, with mean 0.5 and standard deviation about 0.25.
 
         Args:
             num_features: the number n of features; an input has the shape (1, 1, n).

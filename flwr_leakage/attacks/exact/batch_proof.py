@@ -129,8 +129,8 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
 def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
     """Return a sample, with a dual that the zeros of its input determine if there are enough.
 
-    The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. The
-    given dual was computed from the errors ∂L/∂z of all samples: their inexactness counts times the
+    The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. A dual
+    that was computed from the errors ∂L/∂z of all samples has their inexactness, times the
     condition number of the errors' matrix. A dual from the zeros only has the gradient's noise.
     Zeros and dual are computed from each other, up to three times.
     """

@@ -235,7 +235,7 @@ class InputOrder:
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values (…, n) that belong to the layer's inputs in the order of the pixels."""
+        """Return values (…, n), one for each input of the layer, reordered as its pixels."""
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
