@@ -221,7 +221,8 @@ class _Pass(Trace):
 def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
     """Return a record of the calls in a pass of tokens (B, T).
 
-    It ends behind the linear layer with the weight ``last``; empty for a whole pass.
+    The pass ends behind the linear layer with the weight ``last``, if this is not empty. ``params``
+    are the model's parameters.
     """
     is_done = False
 
