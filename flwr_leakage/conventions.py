@@ -294,10 +294,12 @@ def _is_on_a_grid(values: Tensor, error: float) -> bool:
 
 
 def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> InputSpec | None:
-    """Return the normalisation, in place of that of ``told``, under which each channel's extremes
-    are black (0) and white (1). It is ``None`` unless all values are levels of pixels under it, at
-    least ``MANY`` in each channel, with distances that have no common divisor. ``error`` is the
-    standard deviation of a value's numerical error.
+    """Return a spec like ``told`` under which each channel's extremes are black and white.
+
+    It is ``None`` unless that turns all ``values``, exactly recovered inputs of images, into levels
+    of pixels (multiples of 1/255 for 8 bits), at least ``MANY`` different ones in each channel, of
+    which no coarser grid holds all. ``error`` is the standard deviation of a value's numerical
+    error.
     """
     channels = values.transpose(0, 1).flatten(1)
     low, high = channels.amin(1), channels.amax(1)

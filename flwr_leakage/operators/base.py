@@ -188,7 +188,11 @@ class DeferredRows(LinearOperator):
         return self._operator
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of its maps, built anew if they are at most half of them."""
+        """Return the operator of the maps with the indices ``rows`` alone.
+
+        If these are at most half of all maps, the function that built this operator is called for
+        them, so that products no longer compute the others. Else they are selected from it.
+        """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         build, own = self._build, self._rows

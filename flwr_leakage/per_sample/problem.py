@@ -125,9 +125,11 @@ class SampleProblem:
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
-        """Return the start vectors (S, N) of Krylov methods for λmax of JJᵀ, with J the Jacobian of
-        a sample's gradient g: Jg for a relative tolerance above 1 % (``WELL_KNOWN``), else the top
-        eigenvector of the last layer's part of JJᵀ, which costs products of its own.
+        """Return a start vector for each sample (S, N), for Krylov methods that seek λmax of JJᵀ.
+
+        J (N, P) is the Jacobian of a sample's gradient g (P,) by its N input entries. The vector is
+        Jg for a relative tolerance above 1 % (``WELL_KNOWN``), else the top eigenvector of the last
+        layer's part of JJᵀ, which costs products of its own.
         """
         return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start
 

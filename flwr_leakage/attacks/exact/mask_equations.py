@@ -151,7 +151,8 @@ class MaskEquations:
 
     @cached_property
     def _unit_behind(self) -> float:
-        """The root mean square of the known preactivations of the layer behind the masked one.
+        """The root mean square of the known preactivations of the layer after the masked one, that
+        is, of the next layer towards the network's output.
 
         It divides the residuals of these preactivations.
         """

@@ -104,7 +104,9 @@ class Features:
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether max pooling hides the places of the known outputs nearest to the input."""
+        """Return whether max pooling follows the first ReLU whose outputs are known, so that each
+        is known up to its place in a pooling window. The first is nearest to the network's input.
+        """
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":

@@ -161,7 +161,8 @@ class OrderSearch:
 def _moves(
     order: Tensor, targets: Tensor, steps: Tensor, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return all M orders (M, N) and labels (M, N) that one exchange or one new label makes.
+    """Return all M pairs of an order (M, N) and labels (M, …) that one exchange or one new label
+    makes. Labels have the shape of ``targets``.
 
     Only samples of different local steps are exchanged; ``steps`` (N,) is that of each place. The
     order (N,) holds the index of the sample at each place of the clients' sequences. ``targets``
