@@ -25,7 +25,7 @@ class Candidates:
 
     Attributes:
         records: the samples to test, as model inputs: a batch with labels, or inputs (N, C, H, W)
-            where the labels are not known.
+            where the labels are not known. Texts are token ids (N, T).
         null: samples that no client has, such as the server's own test data. The p-values are valid
             only if they come from the same distribution as ``records``. At least 20 are needed.
             Some hundreds allow small p-values, and let the test choose its statistic where
@@ -40,14 +40,16 @@ class Candidates:
     def __post_init__(self) -> None:
         for name in ("records", "null"):
             value = getattr(self, name)
-            if not isinstance(value, Tensor | Batch) or inputs_of(value).ndim != 4:
+            if not isinstance(value, Tensor | Batch) or inputs_of(value).ndim not in (2, 4):
                 raise ValueError(
-                    f"{name} must be a Batch or inputs (N, C, H, W), got {type(value).__name__}."
+                    f"{name} must be a Batch or inputs, images (N, C, H, W) or texts (N, T), got "
+                    f"{type(value).__name__}."
                 )
-            if not inputs_of(value).is_floating_point():
+            inputs = inputs_of(value)
+            if inputs.is_floating_point() != (inputs.ndim == 4):
                 raise ValueError(
-                    f"{name} must be inputs as the model takes them, of a floating type, got "
-                    f"{inputs_of(value).dtype}."
+                    f"{name} must be inputs as the model takes them, images of a floating type or "
+                    f"texts of token ids, got {tuple(inputs.shape)} of {inputs.dtype}."
                 )
         if not len(inputs_of(self.records)):
             raise ValueError("records must hold at least one record, got none.")
@@ -101,7 +103,7 @@ class Candidates:
 
 
 def inputs_of(records: Records) -> Tensor:
-    """Return the inputs (N, C, H, W) of records with or without labels."""
+    """Return the inputs of records with or without labels: images (N, C, H, W) or texts (N, T)."""
     return records.inputs if isinstance(records, Batch) else records
 
 

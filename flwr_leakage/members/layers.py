@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.network.calls import Affine, Normalise
@@ -14,7 +14,7 @@ from flwr_leakage.attacks.network.trace import Step
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.members.row_space import RowSpace, noise_of_spectrum
 from flwr_leakage.operators import sample_gradients
-from flwr_leakage.records import Batch
+from flwr_leakage.records import Batch, InputSpec
 
 LARGEST = 1024
 """Outputs or inputs of a layer, whichever are fewer, beyond which no singular values are computed:
@@ -165,29 +165,34 @@ def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
 def leftovers(
     problem: Problem,
     views: Sequence[Sequence[LayerSpan]],
-    inputs: Float[Tensor, "N C H W"],
+    inputs: Tensor,
     levels: Float[Tensor, " L"],
 ) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
     """Return log r (V, N, S, L) of the residuals r of N records in S layers, for V updates, and log
-    ‖h‖ (N, S) of each record's inputs h in each layer.
+    ‖h‖ (N, S) of each record's inputs h in each layer. ``inputs`` are the records' images
+    (N, C, H, W) or texts (N, T).
 
     r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
-    :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, or over the
-    calls of a layer. A record whose inputs are all zero has r = 1. ``problem`` is an update with
-    its model, as the server sent it, and BatchNorm by running statistics. ``views`` holds the row
-    spaces of the layers for each of V updates of its parameters.
+    :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the calls
+    of a layer, or over a text's :func:`tokens_with_derivative`. A
+    record whose inputs are all zero has r = 1. ``problem`` is an update with its model, as the
+    server sent it, and BatchNorm by running statistics. ``views`` holds the row spaces of the
+    layers for each of V updates of its parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
     logs, sizes = [], []
     for part in inputs.split(CHUNK):
         energy = torch.zeros(len(part), len(by_name), dtype=torch.float64)
         left = torch.zeros(len(views), *energy.shape, len(levels), dtype=torch.float64)
+        learnt = tokens_with_derivative(problem.spec, part) if problem.spec.is_text else None
         trace = traced(problem, part)
         for step in trace.steps:
             if not isinstance(step.op, Affine) or step.op.name not in by_name:
                 continue
             index = by_name[step.op.name]
             rows = _rows(step).double()
+            if learnt is not None and rows.shape[1] == learnt.shape[1]:
+                rows = rows * learnt[..., None].to(rows)
             flat = rows.reshape(-1, rows.shape[-1])
             for view, spans in enumerate(views):
                 found = spans[index].space.leftover(flat, levels.to(flat.device))
@@ -329,6 +334,18 @@ def _positions(step: Step) -> int:
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
+
+
+def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """Return which tokens of texts get a derivative: all but padding, and for a model of the next
+    token all but the last one, behind which nothing is predicted.
+    """
+    is_token = torch.ones_like(ids, dtype=torch.bool)
+    if spec.padding is not None:
+        is_token = ids != spec.padding
+    if spec.next_token:
+        is_token &= is_token.flip(1).cumsum(1).flip(1) > 1  # the number of tokens from here on
+    return is_token
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:

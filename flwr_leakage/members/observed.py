@@ -17,7 +17,8 @@ from flwr_leakage.members.verdict import (
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
 
 Records = Tensor | Batch
-"""Inputs (N, C, H, W) as the model takes them, with labels where these are known."""
+"""Inputs (N, C, H, W) as the model takes them, or token ids (N, T) of texts, with labels where
+these are known. A model of the next token has the ids as labels."""
 
 
 def examine_observation(
@@ -55,13 +56,13 @@ def examine_observation(
     # A model may draw from the global generator, whose state is restored.
     with torch.random.fork_rng(devices=[]):
         problem = pose(gradient_map, spec, observation, threat)
-        labelled = isinstance(records, Batch) and isinstance(null, Batch)
+        both = isinstance(records, Batch) and isinstance(null, Batch)
         generator = torch.Generator().manual_seed(seed)
         return examine(
             problem,
-            _as_batch(records, spec.num_classes, generator),
-            _as_batch(null, spec.num_classes, generator),
-            labelled=labelled,
+            _as_batch(records, spec, generator),
+            _as_batch(null, spec, generator),
+            labelled=both or spec.next_token,
             null_origin=null_origin,
             statistics=statistics,
             correction=correction,
@@ -72,13 +73,15 @@ def examine_observation(
         )
 
 
-def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
+def _as_batch(records: Records, spec: InputSpec, generator: torch.Generator) -> Batch:
     """Return records as a batch on the CPU, with random labels if theirs are unknown, which serve
-    only to repeat the round on the server's own records. The inputs are made contiguous, as many
-    models need for ``view``.
+    only to repeat the round on the server's own records. The labels for a model of the next token
+    are the texts. The inputs are made contiguous, as many models need for ``view``.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))
         return Batch(records.inputs.contiguous(), records.targets)
-    labels = torch.randint(num_classes, (len(records),), generator=generator)
-    return Batch(records.cpu().contiguous(), labels)
+    inputs = records.cpu().contiguous()
+    if spec.next_token:
+        return Batch(inputs, inputs)
+    return Batch(inputs, torch.randint(spec.num_classes, (len(records),), generator=generator))

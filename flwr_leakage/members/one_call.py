@@ -16,7 +16,7 @@ from flwr_leakage.members.verdict import (
     Correction,
     Membership,
     Statistic,
-    refuse_embeddings,
+    require_text_spec,
 )
 from flwr_leakage.normalization import BatchNormMode, mode_of
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -79,8 +79,8 @@ def membership(
 
     Raises:
         ValueError: there are fewer than 20 null records; shapes differ from the spec; the model
-            takes token ids; the update is not of this model, or zero everywhere; the optimizer is
-            none that a rehearsal repeats.
+            takes token ids, and the spec is one of images; the update is not of this model, or zero
+            everywhere; the optimizer is none that a rehearsal repeats.
 
     Example:
         The update of a linear model after one step contains the inputs of the step.
@@ -103,7 +103,7 @@ def membership(
             "null must hold records that cannot be members, such as the server's own test data: "
             "without them a statistic has no p-value."
         )
-    refuse_embeddings(model)
+    require_text_spec(model, spec)
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     seen = as_observation(gradient_map, update, num_examples, schedule, None, 0, tuple(members))
     seen = replace(seen, update=replace(seen.update, mixed=mixed))

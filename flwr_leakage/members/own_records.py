@@ -65,6 +65,8 @@ class OwnRecords:
         records = exposure.whole.private
         with torch.no_grad():
             logits = gradient_map.logits(exposure.params, records.inputs[:1], exposure.buffers)
+        if not records.inputs.is_floating_point():
+            raise ValueError("OwnRecords tests images; use flwr_leakage.membership for token ids")
         channels, height, width = records.inputs.shape[1:]
         spec = InputSpec((channels, height, width), logits.shape[1])
         there = replace(update, delta=on_cpu(update.delta), buffers=on_cpu(update.buffers))

@@ -30,7 +30,7 @@ from flwr_leakage.members.rehearsal import (
     rehearse,
 )
 from flwr_leakage.members.statistics import LABELLED
-from flwr_leakage.records import Batch
+from flwr_leakage.records import Batch, InputSpec
 
 Evidence = Literal["exact", "statistical", "none"]
 """``exact``: algebra decides, up to rounding. ``statistical``: members have smaller statistics on
@@ -199,13 +199,18 @@ def check_records(
     statistics can be tested on the update.
     """
     for name, records in (("records", candidates), ("null", null)):
-        shape = tuple(records.inputs.shape)
-        if len(shape) != 4 or shape[1:] != tuple(problem.spec.shape):
-            raise ValueError(
-                f"{name} must be inputs (N, C, H, W) with (C, H, W) = {problem.spec.shape}, got "
-                f"{shape}."
-            )
-        if not bool(torch.isfinite(records.inputs).all()):
+        shape, spec = tuple(records.inputs.shape), problem.spec
+        if shape[1:] != tuple(spec.shape):
+            axes = "(N, T) with (T,)" if spec.is_text else "(N, C, H, W) with (C, H, W)"
+            raise ValueError(f"{name} must be inputs {axes} = {spec.shape}, got {shape}.")
+        if spec.is_text:
+            ids = records.inputs
+            if ids.dtype != torch.int64 or not bool(((ids >= 0) & (ids < spec.vocabulary)).all()):
+                raise ValueError(
+                    f"{name} must be token ids of type int64 in [0, {spec.vocabulary}), got "
+                    f"{ids.dtype} from {ids.min()} to {ids.max()}."
+                )
+        elif not bool(torch.isfinite(records.inputs).all()):
             raise ValueError(f"{name} hold NaN or infinite entries.")
     if len(null) < MIN_NULL:
         raise ValueError(
@@ -217,12 +222,15 @@ def check_records(
         raise ValueError(f"statistics must be some of {STATISTICS}, got {tuple(statistics)}.")
 
 
-def refuse_embeddings(model: nn.Module) -> None:
-    """Raise ``ValueError`` if the model has an embedding, and so takes token ids."""
-    if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+def require_text_spec(model: nn.Module, spec: InputSpec) -> None:
+    """Raise ``ValueError`` if the model has an embedding, and so takes token ids, but the spec is
+    one of images.
+    """
+    has_table = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    if has_table and not spec.is_text:
         raise ValueError(
-            "the model has an embedding: its inputs are token ids, and records of images (C, H, W) "
-            "are tested only. The rows of the table that changed name the tokens of the update."
+            "the model has an embedding: its inputs are token ids, and spec must be "
+            "InputSpec.text(…), got a spec of images."
         )
 
 
@@ -295,6 +303,11 @@ def examine(
         and span.is_complete
         and not (train_mode and span.behind_batch_norm)
     ]
+    if problem.spec.is_text:
+        # Softmax leaves some tokens' queries and keys without a derivative, which lowers the rank.
+        full = max((span.space.rank for span in complete), default=0)
+        own = flat.num_samples
+        complete = [span for span in complete if span.space.rank == full or span.rows == own]
     layers = complete or spans
     has_own_rows = any(span.rows == flat.num_samples for span in complete)
     logs = _log_residuals(flat, layers, candidates)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.data import embedded_mnist
+from flwr_leakage.data import embedded_mnist, python_docs
 from flwr_leakage.defenses import (
     DPSGD,
     Defense,
@@ -24,7 +24,8 @@ from flwr_leakage.defenses import (
 )
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.gradient_map import GradientMap, repeat_training
-from flwr_leakage.models import MLP, ConvNet, ResNet18
+from flwr_leakage.losses import NextToken
+from flwr_leakage.models import MLP, ConvNet, ResNet18, TextTransformer
 from flwr_leakage.normalization import mode_of
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import Randomness, Reproducible
@@ -34,6 +35,10 @@ from simulations.benchmarks import lab
 QUICKSTART = InputSpec((3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
 RESERVED = 1600
 """Images at the end of the data that networks are trained on, and that no client has."""
+
+
+VOCABULARY = 2000
+"""Token ids of the texts."""
 
 
 class Quickstart(nn.Module):
@@ -151,6 +156,10 @@ ROWS = (
     Case(count=8, epochs=5, optimizer="Adam", untold=True, rate=0.001, null=400),
     Case(count=32, batch_size=8, optimizer="Adam", untold=True, rate=0.001, null=400),
     Case("mlp", 32, trained=True, double=True),
+    Case("text encoder", 8, null=400, clients=10),
+    Case("text encoder", 8, null=400, trained=True),
+    Case("text encoder", 32, null=400, clients=10),
+    Case("text decoder", 8, null=400, clients=10),
 )
 
 
@@ -195,7 +204,7 @@ class Images:
 
     Attributes:
         spec: of the inputs.
-        records: normalised.
+        records: normalised images, or token ids.
     """
 
     spec: InputSpec
@@ -225,6 +234,10 @@ class Sources:
             train, _ = embedded_mnist()
             records = train.batch(range(len(train)))
             return Images(train.spec, records)
+        if network.startswith("text"):
+            parts = python_docs(vocabulary=VOCABULARY, next_token=network == "text decoder")
+            batches = [part.batch(range(len(part))) for part in parts]
+            return Images(parts[0].spec, joined(*batches))
         spec = QUICKSTART if network == "quickstart" else lab.CIFAR10
         files = [lab.read_images(self.root / f"cifar10_{part}.npz") for part in ("test", "train")]
         return Images(spec, lab.normalize(joined(*files), spec))
@@ -242,6 +255,10 @@ def make(case: Case, images: Images, seed: int) -> tuple[nn.Module, InputSpec]:
         network = MLP(spec.shape, 10, (128, 64))
     elif case.network.startswith("convnet"):
         network = ConvNet(spec.shape, spec.num_classes, 16, (1, 2, 2), (1, 2, 2), (), False)
+    elif case.network.startswith("text"):
+        network = TextTransformer(
+            spec.shape, spec.num_classes, VOCABULARY, spec.padding, spec.next_token, width=192
+        )
     else:
         network = ResNet18(spec.shape, 10).train("train" in case.network)
     if case.trained:
@@ -282,7 +299,9 @@ def split(images: Images, case: Case, spec: InputSpec, seed: int) -> tuple[Batch
 
 def mapped(network: nn.Module) -> GradientMap:
     """The client's gradient map; BatchNorm is as the network's mode says."""
-    return GradientMap(network, batch_norm=mode_of(network))
+    causal = isinstance(network, TextTransformer) and network.causal
+    loss = NextToken(0) if causal else F.cross_entropy
+    return GradientMap(network, loss, mode_of(network))
 
 
 def released(

@@ -173,7 +173,11 @@ def test_a_record_below_too_few_null_records_is_not_said_to_be_absent(
 
 @pytest.mark.parametrize(
     ("records", "message"),
-    [(torch.zeros(3, 4), "got Tensor"), (torch.zeros(0, 1, 2, 2), "at least one record, got none")],
+    [
+        (torch.zeros(3, 4), r"texts of token ids, got \(3, 4\) of torch.float32"),
+        (torch.zeros(3, 4, 4), r"images \(N, C, H, W\) or texts \(N, T\), got Tensor"),
+        (torch.zeros(0, 1, 2, 2), "at least one record, got none"),
+    ],
 )
 def test_candidates_that_are_none_are_refused(records, message):
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage import Batch, InputSpec, LocalSchedule, ParameterChange, membership
+from flwr_leakage.losses import NextToken
+from flwr_leakage.members.layers import tokens_with_derivative
 from flwr_leakage.members.verdict import FORGEABLE
+from flwr_leakage.models import TextTransformer
 
 SPEC = InputSpec((1, 6, 6), 5)
 
@@ -295,10 +298,52 @@ def test_refusals(change, message, unchecked):
         membership(model, trained(model, members), members, **arguments)
 
 
-def test_models_of_token_ids_are_refused():
+def texts(seed, count, padded=False):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 50, (count, 6), generator=generator)
+    if padded:
+        lengths = torch.randint(3, 7, (count, 1), generator=generator)
+        ids = ids.where(torch.arange(6) < lengths, 0)
+    return ids
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_texts_are_found_by_the_inputs_of_their_tokens(causal, padded):
+    torch.manual_seed(0)
+    model = TextTransformer((6,), 50 if causal else 5, 50, 0, causal, width=48).eval()
+    spec = InputSpec.text(50, 6, None if causal else 5, padding=0)
+    loss = NextToken(0) if causal else F.cross_entropy
+    ids, others, null = texts(0, 4, padded), texts(1, 20, padded), texts(2, 200, padded)
+    labels = ids if causal else torch.arange(4)
+    gradients = torch.autograd.grad(loss(model(ids), labels), model.parameters())
+    told = {"spec": spec, "null": null, "num_examples": 4, "loss": loss}
+    found = membership(model, gradients, torch.cat([ids, others]), **told)
+    assert found.evidence == "exact" and FORGEABLE in found.reason
+    assert found.is_exact[:4].all() and not found.is_exact[4:].any()
+    assert float(found.corrected[:4].max()) < 0.01 < float(found.corrected[4:].min())
+    swapped = ids.clone()
+    swapped[:, [0, 1]] = ids[:, [1, 0]]
+    assert not membership(model, gradients, swapped, **told).is_exact.any()
+    with pytest.raises(ValueError, match=r"token ids of type int64 in \[0, 50\), got"):
+        membership(model, gradients, ids + 49, **told)
+
+
+def test_of_texts_only_tokens_with_a_derivative_count():
+    ids = torch.tensor([[3, 4, 0, 0], [3, 4, 5, 6]])
+    encoder, decoder = InputSpec.text(9, 4, 2, padding=0), InputSpec.text(9, 4, padding=0)
+    assert tokens_with_derivative(encoder, ids).sum(1).tolist() == [2, 4]
+    assert tokens_with_derivative(decoder, ids).tolist() == [
+        [True, False, False, False],
+        [True, True, True, False],
+    ]
+    assert tokens_with_derivative(replace(encoder, padding=None), ids).all()
+
+
+def test_models_of_token_ids_take_a_spec_of_texts():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(4, 5))
     gradients = tuple(torch.ones_like(p) for p in model.parameters())
-    with pytest.raises(ValueError, match="its inputs are token ids"):
+    with pytest.raises(ValueError, match=r"spec must be InputSpec.text\(…\), got a spec of images"):
         membership(model, gradients, data(0, 2), spec=SPEC, null=data(1, 30), num_examples=2)
 
 
