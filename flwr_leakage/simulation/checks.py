@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from flwr_leakage.comparison import MEASURES
 from flwr_leakage.flower.client_audit import check_limits
+from flwr_leakage.members import OwnRecords
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.scores import PSNRBound
 from flwr_leakage.simulation.config import ConfigError
@@ -74,7 +75,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse a score, a membership test or a limit that is made for images if inputs are texts."""
+    """Refuse a score or a limit that is made for images if inputs are texts."""
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():
@@ -83,8 +84,11 @@ def check_texts(experiment: Experiment) -> None:
                 f"score.{name} must be no score of pixels: {type(score).__name__} bounds PSNR, and "
                 "the embeddings of tokens have none. All other scores take embeddings."
             )
-    if experiment.membership is not None:
-        raise ConfigError("membership must be none: membership tests take images, got texts.")
+        if isinstance(score, OwnRecords):
+            raise ConfigError(
+                f"score.{name} must not be OwnRecords, which tests images on the client; "
+                "membership=drawn tests texts on the server."
+            )
     if experiment.gate is not None and experiment.gate.needs_attack:
         raise ConfigError(
             "gate must limit scores only: PSNR and the grades of a self-attack are those of "

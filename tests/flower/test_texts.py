@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_leakage.audit import Candidates
 from flwr_leakage.flower import audit, observe, run_inline
 from flwr_leakage.tracking import read_run
 
@@ -65,6 +66,24 @@ def test_texts_of_an_app_are_recovered_as_ids(tmp_path, causal):
         assert ids == {tuple(text) for text in batch.inputs.tolist()}
     page = (tmp_path / "run" / "report.html").read_text()
     assert "private training texts" in page
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_candidate_texts_are_found_in_the_update_of_their_client(tmp_path, causal):
+    _, spec, _, null = texts.case(600, LENGTH, seed=7, causal=causal)
+    held = [texts.case(1 + client, LENGTH, seed=100 + client)[-1].inputs for client in (0, 1)]
+    others = texts.case(4, LENGTH, seed=8)[-1].inputs
+    candidates = Candidates(torch.cat([*held, others]), null.inputs)
+    client = audit(client_app(causal), spec=spec)
+    run = observed(tmp_path / "run", client, causal, spec=spec, candidates=candidates)
+    found = {
+        (record.client_id, record.sample)
+        for record in run.records
+        if record.name == "membership_exact" and record.value == 1
+    }
+    assert found == {(0, 0), (1, 1), (1, 2)}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "it or a scaled copy was used, by algebra" in page
 
 
 def test_an_observer_that_was_told_no_vocabulary_says_what_is_missing(tmp_path):

@@ -54,6 +54,17 @@ def test_texts_of_a_model_of_the_next_token_are_recovered(tmp_path):
     assert 0 <= accuracy < 0.2
 
 
+def test_drawn_texts_are_tested_for_membership(tmp_path):
+    data = run(config(tmp_path, "membership=drawn", "model.network.width=64"))
+    told = {"exact": set(), "truth": set()}
+    for record in data.records:
+        kind = record.name.removeprefix("membership_")
+        if record.kind == "membership" and kind in told and record.value == 1:
+            told[kind].add((record.client_id, record.sample))
+    assert told["truth"] and told["exact"] == told["truth"]
+    assert not [event for event in data.events if "not tested" in event.message]
+
+
 def test_records_hold_ids_and_words(audited):
     texts = {(text.client_id, text.sample, text.role): text for text in audited.texts}
     assert {role for _, _, role in texts} == {"original", "reconstruction", "named"}
@@ -90,7 +101,7 @@ def test_the_page_speaks_of_texts_and_shows_them(audited):
         ("defense=soteria", "Soteria mixes or differentiates continuous inputs"),
         ("+defense@what_if.mixed=mixup", "what_if.mixed: MixUp mixes"),
         ("score=psnr_bound", "score.psnr_bound must be no score of pixels"),
-        ("membership=drawn", "membership must be none"),
+        ("score=own_records", "score.own_records must not be OwnRecords, which tests images"),
     ],
 )
 def test_what_is_made_for_images_is_refused_before_work_starts(tmp_path, override, match):
