@@ -326,8 +326,13 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
                 f"got {len(given)}."
             )
         pairs = list(zip(names, given, strict=True))
-    else:
+    elif isinstance(given, Mapping):
         pairs = list(given.items())
+    else:
+        raise ValueError(
+            f"update must be gradients by name or a tuple of them, or a ParameterChange, got "
+            f"{type(given).__name__}."
+        )
     found = {name: value for name, value in pairs if value is not None}
     _require_tensors("update", found)
     zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}

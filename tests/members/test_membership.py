@@ -347,6 +347,15 @@ def test_models_of_token_ids_take_a_spec_of_texts():
         membership(model, gradients, data(0, 2), spec=SPEC, null=data(1, 30), num_examples=2)
 
 
+def test_a_list_of_gradients_is_refused_in_words():
+    model = network()
+    gradients = [torch.ones_like(p) for p in model.parameters()]
+    with pytest.raises(
+        ValueError, match="by name or a tuple of them, or a ParameterChange, got li"
+    ):
+        membership(model, gradients, data(0, 2), spec=SPEC, null=data(1, 30), num_examples=2)
+
+
 def test_the_text_names_verdict_null_and_reason():
     model, members, null = network(), data(0, 2), data(1, 300)
     records = joined(members, data(2, 30))
