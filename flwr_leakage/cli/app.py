@@ -211,17 +211,17 @@ def attack(
         flwr-leakage attack after.pt --before before.pt --model my_app:Net --shape 1,28,28
         --learning-rate 0.1 --examples 4
     """
+    from flwr_leakage.cli.update_file import SUFFIXES, UpdateFile, attack_file
     from flwr_leakage.report.attempts import fates
     from flwr_leakage.report.index import Index
     from flwr_leakage.tracking import read_run
 
-    if model is not None or _is_update_file(name):
-        from flwr_leakage.cli.update_file import UpdateFile, attack_file
+    if model is not None or Path(name).suffix.lower() in SUFFIXES:
         from flwr_leakage.records import LocalSchedule
         from flwr_leakage.untrusted import memory_limit
 
         folder = output or Path(f"leakage-{Path(name).stem}")
-        try:
+        with _failing_on(OSError, ValueError, ImportError):
             if model is None or shape is None:
                 raise ValueError(
                     f"an attack on the file {name} takes --model MODULE:NAME and --shape C,H,W."
@@ -237,8 +237,6 @@ def attack(
             )  # fmt: skip
             with memory_limit(None):
                 _say(attack_file(given, folder, preset, max_seconds))
-        except (OSError, ValueError, ImportError) as error:
-            _fail(error)
     else:
         settings = [*(overrides or []), *context.args]
         chosen = _one_round([f"attack={name}", "score=none"], settings)
@@ -297,10 +295,8 @@ def report(
             f"expected one run folder, got {folder}, which holds {len(runs)}; put them beside each "
             f"other by `flwr-leakage compare {folder}`, or name one, such as {runs[0]}."
         ))  # fmt: skip
-    try:
+    with _failing_on(OSError, ValueError):
         _say(write_report(folder, output, max_gallery))
-    except (OSError, ValueError) as error:
-        _fail(error)
 
 
 @app.command()
@@ -321,10 +317,8 @@ def watch(
     """
     from flwr_leakage.cli.watch import watch_run
 
-    try:
+    with _failing_on(OSError, ValueError):
         watch_run(folder, port, browser, Console())
-    except (OSError, ValueError) as error:
-        _fail(error)
 
 
 @app.command()
@@ -359,10 +353,8 @@ def evidence(
     """
     from flwr_leakage.evidence import write_evidence
 
-    try:
+    with _failing_on(OSError, ValueError):
         _say(write_evidence(folder, output))
-    except (OSError, ValueError) as error:
-        _fail(error)
 
 
 @app.command()
@@ -380,12 +372,10 @@ def verify(
     """
     from flwr_leakage import evidence
 
-    try:
+    with _failing_on(OSError, ValueError):
         for record in evidence.records_by_id(folder, find or ()):
             _say(record)
         wrong = evidence.verify(page, folder)
-    except (OSError, ValueError) as error:
-        _fail(error)
     for sentence in wrong:
         _say(sentence)
     if wrong:
@@ -406,11 +396,9 @@ def client(
     """
     from flwr_leakage.cli.owner import own_folders, print_own
 
-    try:
+    with _failing_on(OSError, ValueError):
         for each in own_folders(folder):
             print_own(each, Console())
-    except (OSError, ValueError) as error:
-        _fail(error)
 
 
 @app.command()
@@ -507,12 +495,12 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
     """
     from flwr_leakage.untrusted import memory_limit
 
-    try:
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place in this command
-        with memory_limit(None if max_memory is None else int(max_memory * 1e9)):
-            yield
-    except (OSError, ValueError, ImportError) as error:
-        _fail(error)
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place in this command
+    with (
+        _failing_on(OSError, ValueError, ImportError),
+        memory_limit(None if max_memory is None else int(max_memory * 1e9)),
+    ):
+        yield
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
@@ -551,11 +539,13 @@ def compare(
         flwr-leakage compare RUN1 RUN2 RUN3 -o comparison.html
     """
     from flwr_leakage import comparison
+    from flwr_leakage.cli.table import make_table
 
-    try:
+    with _failing_on(OSError, ValueError, ImportError):
         found = comparison.compare(folders)
         if sys.stdout.isatty():
-            _print_table(*found.cells())
+            headings, rows = found.cells()
+            Console().print(make_table(headings, rows, right=headings[1:]))
         else:
             print(found)
         for problem in found.problems:
@@ -567,8 +557,6 @@ def compare(
                 write_report(each.folder)
         if output is not None:
             _say(_write(found, output, reports))
-    except (OSError, ValueError, ImportError) as error:
-        _fail(error)
 
 
 @app.command()
@@ -589,13 +577,11 @@ def export(
     from flwr_leakage import comparison
     from flwr_leakage.comparison.export import export_records
 
-    try:
+    with _failing_on(OSError, ValueError, ImportError):
         if records:
             _say(export_records(folders, output))
         else:
             _say(comparison.export(comparison.compare(folders), output, per_run=True))
-    except (OSError, ValueError, ImportError) as error:
-        _fail(error)
 
 
 @app.command(name="list")
@@ -605,15 +591,12 @@ def list_(
     """List what a config can name: attacks, defenses, scores, models, data sets, …"""
     from flwr_leakage.cli.catalog import entries, groups
 
-    try:
-        chosen = groups() if group is None else [group]
-        for name in chosen:
+    with _failing_on(ValueError):
+        for name in groups() if group is None else [group]:
             table = _plain_table(title=name)
-            for entry in entries(name):
-                table.add_row(entry.name, Text(entry.line))
+            for option, line in entries(name).items():
+                table.add_row(option, Text(line))
             Console().print(table)
-    except ValueError as error:
-        _fail(error)
 
 
 @app.command()
@@ -702,11 +685,9 @@ def _check(
     from flwr_leakage import testing
 
     grade = _grade(fail_above)
-    try:
+    with _failing_on(OSError, ValueError):
         found = testing.check(folder, grade)  # type: ignore[arg-type]
         testing.write_check(found, junit, sarif, summary)
-    except (OSError, ValueError) as error:
-        _fail(error)
     _say(f"{found.outcome}: {found.message}")
     raise typer.Exit(found.exit_code)
 
@@ -715,14 +696,8 @@ def _price(overrides: list[str], multirun: bool) -> None:
     from flwr_leakage.cli.price import dry_run
     from flwr_leakage.simulation.config import ConfigError
 
-    try:
+    with _failing_on(ConfigError):
         dry_run(overrides, multirun, Console())
-    except ConfigError as error:
-        _fail(error)
-
-
-def _is_update_file(name: str) -> bool:
-    return name.lower().endswith((".safetensors", ".npz", ".pt", ".pth", ".bin"))
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -770,15 +745,6 @@ def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
     return comparison.export(found, output)
 
 
-def _print_table(headings: list[str], rows: list[list[str]]) -> None:
-    table = Table(box=None)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
-
-
 def _plain_table(title: str | None = None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
 
@@ -790,6 +756,15 @@ def _say(text: object, file: TextIO | None = None) -> None:
     from flwr_leakage.tracking.text import plain_text
 
     print(plain_text(str(text)), file=file)
+
+
+@contextmanager
+def _failing_on(*kinds: type[Exception]) -> Iterator[None]:
+    """Return a context that ends the process with a message on an error of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        _fail(error)
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -1,23 +1,9 @@
 """List the options of each config group, with one line on each from its YAML file."""
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_leakage._conf import conf_dir
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An option of a config group.
-
-    Attributes:
-        name: the name of the option, as in ``attack=NAME``.
-        line: the description of the option, from the comment at the beginning of its file.
-    """
-
-    name: str
-    line: str
 
 
 def groups() -> list[str]:
@@ -25,15 +11,15 @@ def groups() -> list[str]:
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
-def entries(group: str) -> list[Entry]:
-    """Return the options of a config group, sorted by name.
+def entries(group: str) -> dict[str, str]:
+    """Return the options of a config group, sorted by name, each with its description.
 
     Raises:
         ValueError: there is no such group.
     """
     if group not in groups():
         raise ValueError(f"group must be one of {groups()}, got {group!r}.")
-    return [Entry(path.stem, _line(path)) for path in sorted((conf_dir() / group).glob("*.yaml"))]
+    return {path.stem: _line(path) for path in sorted((conf_dir() / group).glob("*.yaml"))}
 
 
 def _line(path: Path) -> str:

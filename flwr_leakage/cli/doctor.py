@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -44,47 +43,33 @@ OPTIONAL = {
 
 def examine() -> list[Finding]:
     """Return a finding for everything that the commands use; nothing is downloaded."""
-    checks: list[Callable[[], Finding]] = [
-        _python, *(_package(name) for name in ("flwr", "torch", "torchvision", "hydra-core")),
-        _gpu, _configs, _lpips,
+    return [
+        Finding("Python", "ok", platform.python_version()),
+        *map(_package, ("flwr", "torch", "torchvision", "hydra-core")),
+        *(_gpu(), _configs(), _lpips()),
         *(_optional(name, loss) for name, loss in OPTIONAL.items()),
-    ]  # fmt: skip
-    return [check() for check in checks]
+    ]
 
 
-def _python() -> Finding:
-    return Finding("Python", "ok", platform.python_version())
+def _package(name: str) -> Finding:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        extra = _EXTRAS.get(name)
+        what = f"'flwr-leakage[{extra}]'" if extra else name
+        return Finding(name, "broken", f"not installed: pip install {what}")
+    try:
+        importlib.import_module(_MODULES.get(name, name))
+    except Exception as error:  # a build for another torch fails in any way
+        return Finding(name, "broken", f"{version} cannot be imported: {error}")
+    return Finding(name, "ok", version)
 
 
-def _package(name: str) -> Callable[[], Finding]:
-    def check() -> Finding:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            extra = _EXTRAS.get(name)
-            what = f"'flwr-leakage[{extra}]'" if extra else name
-            return Finding(name, "broken", f"not installed: pip install {what}")
-        try:
-            importlib.import_module(_MODULES.get(name, name))
-        except Exception as error:  # a build for another torch fails in any way
-            return Finding(name, "broken", f"{version} cannot be imported: {error}")
-        return Finding(name, "ok", version)
-
-    return check
-
-
-def _optional(name: str, loss: str) -> Callable[[], Finding]:
-    def check() -> Finding:
-        if importlib.util.find_spec(name) is None:
-            return Finding(name, "missing", loss)
-        return Finding(name, "ok", _version(name))
-
-    return check
-
-
-def _version(module: str) -> str:
-    packages = metadata.packages_distributions().get(module, [module])
-    return metadata.version(packages[0])
+def _optional(name: str, loss: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, "missing", loss)
+    (package, *_) = metadata.packages_distributions().get(name, [name])
+    return Finding(name, "ok", metadata.version(package))
 
 
 def _gpu() -> Finding:

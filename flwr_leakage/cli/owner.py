@@ -5,9 +5,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from flwr_leakage.cli.table import make_table
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.jsonl import RECORDS_FILE
@@ -48,19 +47,17 @@ def print_own(folder: Path, console: Console) -> None:
     """
     run = read_run(folder)
     console.print(plain_text(folder.name), markup=False, style="bold")
-    table = Table(box=None)
-    table.add_column("round", justify="right")
-    for heading in ("quantity", "riskiest", "unit", "samples", "note"):
-        table.add_column(heading)
+    cells = []
     for (server_round, name), rows in _by_quantity(run.records).items():
         values = [row.value for row in rows if row.value is not None]
         riskiest = min if rows[0].direction == "larger is safer" else max
         shown = f"{riskiest(values):.4g}" if values else "–"
         notes = sorted({row.note for row in rows if row.note})
         count = f"{len(values)} of {len(rows)}"
-        cells = (str(server_round), name, shown, rows[0].unit, count, "; ".join(notes)[:200])
-        table.add_row(*map(Text, cells))
-    console.print(table)
+        told = "; ".join(notes)[:200]
+        cells.append((str(server_round), name, shown, rows[0].unit, count, told))
+    headings = ("round", "quantity", "riskiest", "unit", "samples", "note")
+    console.print(make_table(headings, cells, right=("round",)))
     for server_round in sorted({row.server_round for row in run.records}):
         for event in run.events:
             if event.server_round == server_round:
@@ -69,11 +66,10 @@ def print_own(folder: Path, console: Console) -> None:
 
 def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
     """Return lists of a client's score records and self-attack records, by (round, name)."""
+    before = {"score": "", "metric": "self-attack: ", "attack": "self-attack: "}
     found: dict[tuple[int, str], list[LeakageRecord]] = {}
     for record in records:
-        if record.kind == "score":
-            found.setdefault((record.server_round, record.name), []).append(record)
-        elif record.kind in ("metric", "attack"):
-            name = f"self-attack: {record.name}"
+        if record.kind in before:
+            name = f"{before[record.kind]}{record.name}"
             found.setdefault((record.server_round, name), []).append(record)
     return dict(sorted(found.items(), key=lambda item: (item[0][0], item[1][0].kind)))

@@ -5,9 +5,9 @@ from functools import reduce
 from operator import add
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.filesize import decimal
 
+from flwr_leakage.cli.table import make_table
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.overrides import check_overrides, spell_experiment
 from flwr_leakage.simulation.price import NOT_PRICED, Price, price_runs
@@ -35,12 +35,8 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
     those of each run.
     """
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
-    table = Table(box=None)
-    for heading in ("what", "how much", "CPU time"):
-        table.add_column(heading, justify="right" if heading == "CPU time" else "left")
-    for row in rows(works, total):
-        table.add_row(*map(Text, row))
-    console.print(table)
+    headings = ("what", "how much", "CPU time")
+    console.print(make_table(headings, rows(works, total), right=("CPU time",)))
     for line in grounds(works, total):
         console.print(line, markup=False, highlight=False)
 
@@ -55,7 +51,10 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
     clients = _span(work.clients for work in works)
     rounds = _span(work.rounds for work in works)
-    limit = "no limit" if total.attacks is None else f"≤ {duration(total.attacks)}"
+    limit, bound = "no limit", "at least about"
+    if total.attacks is not None:
+        limit, bound = f"≤ {duration(total.attacks)}", "about"
+    disk = decimal(round(total.disk))
     jobs = [("runs", f"{len(works)}", "")] if len(works) > 1 else []
     return [
         *jobs,
@@ -83,7 +82,7 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
             + (f", {of('self_attacks'):,} self-attacks" if of("self_attacks") else ""),
             limit,
         ),
-        ("together", f"disk about {size(total.disk)}", f"{_bound(total)}{duration(total.seconds)}"),
+        ("together", f"disk about {disk}", f"{bound} {duration(total.seconds)}"),
     ]
 
 
@@ -121,22 +120,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as text, in units of powers of 1000.
-
-    Example:
-        >>> size(900), size(3_300_000)
-        ('1 kB', '3.3 MB')
-    """
-    if count < 1e6:
-        return f"{count / 1e3:.0f} kB"
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
-
-
-def _bound(total: Price) -> str:
-    return "at least about " if total.attacks is None else "about "
 
 
 def _span(numbers: Iterable[int]) -> str:

@@ -186,13 +186,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Holds | None]:
         raise ValueError(f"{path} must be one of {', '.join(SUFFIXES)}, got {suffix or 'none'}.")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    if suffix == ".safetensors":
-        held: Any = _safetensors(path)
-    elif suffix == ".npz":
-        held = _npz(path)
-    else:
-        held = _saved(path)
-    held, kind = _unwrapped(path, held)
+    read = {".safetensors": _safetensors, ".npz": _npz}.get(suffix, _saved)
+    held, kind = _unwrapped(path, read(path))
     if isinstance(held, Sequence) and not isinstance(held, str | bytes):
         held = {str(place): value for place, value in enumerate(held)}
     if not isinstance(held, Mapping) or not held:

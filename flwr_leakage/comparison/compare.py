@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr_leakage.comparison.outcome import MEASURES, Measure, Outcome, outcome
+from flwr_leakage.report.index import grouped
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
 from flwr_leakage.tracking.text import plain_text
@@ -223,11 +224,9 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
     keys = differing(outcomes)
     if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
         keys.insert(0, RUN)  # nothing shows that these runs are repetitions of each other
-    grouped: dict[tuple[str, ...], list[Outcome]] = {}
-    for run in outcomes:
-        grouped.setdefault(tuple(_setting(run, key) for key in keys), []).append(run)
+    alike = grouped((tuple(_setting(run, key) for key in keys), run) for run in outcomes)
     groups = tuple(
-        Group(dict(zip(keys, values, strict=True)), tuple(runs)) for values, runs in grouped.items()
+        Group(dict(zip(keys, values, strict=True)), tuple(runs)) for values, runs in alike.items()
     )
     for group in groups:
         seeds = [run.seed for run in group.runs]
@@ -260,10 +259,8 @@ def differing(runs: Sequence[Outcome]) -> list[str]:
         if key.startswith(NOT_COMPARED):
             continue
         owner = key.partition(".")[0]
-        alike: dict[str | None, set[str]] = {}
-        for run in runs:
-            alike.setdefault(run.choices.get(owner), set()).add(_text(run.config.get(key)))
-        if any(len(values) > 1 for values in alike.values()):
+        alike = grouped((run.choices.get(owner), _text(run.config.get(key))) for run in runs)
+        if any(len(set(values)) > 1 for values in alike.values()):
             keys.append(key)
     return keys
 

@@ -1,7 +1,6 @@
 """Plot accuracy over leakage, and mark the groups that no other group beats in both."""
 
 from statistics import fmean
-from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -43,8 +42,7 @@ def frontier(
     ]
     if not points:
         raise ValueError(f"no group has both {leakage} and test_accuracy; nothing can be drawn.")
-    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "frontier", "text.parse_math": False}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({"text.parse_math": False}):
         size = (4.0, 4.2 + 0.25 * min(len(points), MAX_LEGEND)) if narrow else (8.0, 4.2)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()

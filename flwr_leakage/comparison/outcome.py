@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
-from flwr_leakage.report.index import Index
+from flwr_leakage.report.index import Index, by_round, section, values
 from flwr_leakage.report.membership import Share, members_found
 from flwr_leakage.tracking import RunData
 from flwr_leakage.tracking.text import plain_text
-
-COMPARED = ("metric", "attack", "utility", "cost")
-"""The kinds of records that measures are made of."""
 
 Status = Literal["finished", "not finished", "no attack was measured"]
 
@@ -121,69 +118,55 @@ class Outcome:
 
 def outcome(run: RunData) -> Outcome:
     """Return a run's settings and measures; if a number was recorded twice, the last one counts."""
-    metadata = run.metadata
-    config = metadata.get("config")
-    config = config if isinstance(config, Mapping) else {}
-    choices = config.get("choices")
-    seed = metadata.get("seed")
+    config, seed = section(run.metadata, "config"), run.metadata.get("seed")
     index = Index(run.records)
     counted = {name: members_found(index, rate) for name, rate in FOUND.items()}
     shares = {name: share for name, share in counted.items() if share is not None}
-    values = _values(run, index) | dict.fromkeys(FOUND)
-    values |= {name: share.found / share.total for name, share in shares.items()}
+    measured = _measured(index) | dict.fromkeys(FOUND)
+    measured |= {name: share.found / share.total for name, share in shares.items()}
     status: Status = "finished" if run.closed else "not finished"
-    if run.closed and not values["attempts"]:
+    if run.closed and not measured["attempts"]:
         status = "no attack was measured"
     return Outcome(
         folder=run.folder,
         config=_flat({key: value for key, value in config.items() if key != "choices"}),
-        choices={str(k): str(v) for k, v in choices.items()}
-        if isinstance(choices, Mapping)
-        else {},
+        choices={str(k): str(v) for k, v in section(config, "choices").items()},
         seed=seed if isinstance(seed, int) else None,
         status=status,
-        values=values,
+        values=measured,
         shares=shares,
     )
 
 
-def _values(run: RunData, index: Index) -> dict[str, float | None]:
-    held: dict[str, dict[tuple[int, int, int], float | None]] = {}
-    for record in run.records:
-        key = (record.server_round, record.client_id, record.sample)
-        if record.kind in COMPARED:
-            held.setdefault(record.name, {})[key] = record.value
-
-    def known(name: str) -> list[float]:
-        return [value for value in held.get(name, {}).values() if value is not None]
+def _measured(index: Index) -> dict[str, float | None]:
+    def known(name: str, kind: str = "metric") -> list[float]:
+        return values(index.series(kind, name))
 
     def median(name: str) -> float | None:
         return statistics.median(known(name)) if known(name) else None
 
-    def mean(name: str) -> float | None:
-        return statistics.fmean(known(name)) if known(name) else None
+    def mean(name: str, kind: str) -> float | None:
+        return statistics.fmean(known(name, kind)) if known(name, kind) else None
 
-    psnr, found = known("psnr"), attempts(index)
-    attacked = len(fates(index).attacked)
+    found, attacked = attempts(index), len(fates(index).attacked)
     graded = any(attempt.blind is not None for attempt in found)
     leaked = sum(attempt.grade in LEAKED for attempt in found)
     partly = sum(attempt.grade == "partly" for attempt in found)
-    accuracy = {
-        key: value for key, value in held.get("test_accuracy", {}).items() if value is not None
-    }
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    lpips = next((name for name in index.names("metric") if name.startswith("lpips")), "")
     return {
         "images": float(len(worst_by_image(found))) or None,
         "attempts": float(len(found)),
         "leaked": leaked / len(found) if graded else None,
         "partly": partly / len(found) if graded else None,
         "cut_off": len(ended(index, found)) / attacked if attacked else None,
-        "psnr_best": max(psnr, default=None),
+        "psnr_best": max(known("psnr"), default=None),
         "psnr_median": median("psnr"),
         "ssim_median": median("ssim"),
-        "lpips_median": median("lpips"),
-        "label_accuracy": mean("label_accuracy"),
-        "test_accuracy": accuracy[max(accuracy)] if accuracy else None,
-        "train_cpu_seconds": mean("train_cpu_seconds"),
+        "lpips_median": median(lpips),
+        "label_accuracy": mean("label_accuracy", "metric"),
+        "test_accuracy": accuracy[max(accuracy)][-1] if accuracy else None,
+        "train_cpu_seconds": mean("train_cpu_seconds", "cost"),
     }
 
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import matplotlib
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flwr_leakage.comparison.compare import Comparison
@@ -14,9 +13,8 @@ from flwr_leakage.comparison.outcome import MEASURES
 from flwr_leakage.comparison.price import prices
 from flwr_leakage.report.drawing import STYLE, inline
 from flwr_leakage.report.index import Table
-from flwr_leakage.report.page import homeless
+from flwr_leakage.report.page import environment, homeless
 from flwr_leakage.tracking.jsonl import write_private
-from flwr_leakage.tracking.text import plain_text
 
 
 def write_comparison(comparison: Comparison, path: str | Path, link_reports: bool = False) -> Path:
@@ -34,17 +32,6 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         The path of the file.
     """
     path = Path(path)
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("flwr_leakage.comparison"), PackageLoader("flwr_leakage.report")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["homeless"] = homeless
-    environment.filters["plain"] = plain_text
     headings, rows = comparison.cells()
     shown = [measure for measure in MEASURES if measure.name in comparison.measures]
     try:
@@ -52,7 +39,8 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         missing = ""
     except ValueError as error:
         picture, narrow, missing = Markup(), Markup(), str(error)
-    html = environment.get_template("comparison.html").render(
+    pages = environment("flwr_leakage.comparison", "flwr_leakage.report")
+    html = pages.get_template("comparison.html").render(
         num_runs=len(comparison.runs),
         groups=comparison.groups,
         settings=comparison.settings,

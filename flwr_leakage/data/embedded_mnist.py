@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_leakage.data.arrays import dataset_from_arrays
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, dataset_from_arrays
 from flwr_leakage.data.splitting import stratified_split
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.untrusted import read_npz
@@ -42,16 +41,12 @@ def embedded_mnist(
         The training set and the test set.
     """
     images, labels = _load_digits(_default_cache_dir() if cache_dir is None else Path(cache_dir))
-    train, test = stratified_split(
-        torch.from_numpy(labels),
-        _TEST_FRACTION,
-        make_generator(split_seed, purpose="embedded_mnist"),
+    generator = make_generator(split_seed, purpose="embedded_mnist")
+    train, test = (
+        dataset_from_arrays("mnist_embedded", images[side], labels[side], None, mean, std)
+        for side in stratified_split(torch.from_numpy(labels), _TEST_FRACTION, generator)
     )
-    names = [str(digit) for digit in range(10)]
-    return (
-        dataset_from_arrays("mnist_embedded", images[train], labels[train], names, mean, std),
-        dataset_from_arrays("mnist_embedded", images[test], labels[test], names, mean, std),
-    )
+    return train, test
 
 
 def _default_cache_dir() -> Path:
@@ -94,15 +89,10 @@ def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
 def _write_cache(path: Path, images: NDArray, labels: NDArray) -> None:
     """Write images and labels to a cache file.
 
-    A temporary file is written and renamed, so that other processes never see half a file.
+    A temporary file is written and moved, so that other processes never see half a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            np.savez_compressed(file, images=images, labels=labels)
-            file.close()
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        np.savez_compressed(part, images=images, labels=labels)
+        part.replace(path)

@@ -3,10 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from flwr_leakage.records import Batch, InputSpec
+
+
+def check_range(what: str, numbers: Tensor, end: int) -> None:
+    """Refuse numbers outside of 0 … ``end`` − 1; ``what`` names them in the message.
+
+    Raises:
+        ValueError: a number lies outside.
+    """
+    outside = numbers[(numbers < 0) | (numbers >= end)]
+    if len(outside):
+        raise ValueError(f"{what} must lie in 0 … {end - 1}, got {outside.unique().tolist()[:5]}.")
+
+
+def check_labels(name: str, labels: Tensor, count: int, num_classes: int) -> None:
+    """Refuse the labels of a dataset that are not ``count`` int64 in 0 … ``num_classes`` − 1.
+
+    Raises:
+        ValueError: shape, dtype or a label is another one.
+    """
+    if labels.shape != (count,) or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels of {name} must be int64 ({count},), got {labels.dtype} {tuple(labels.shape)}."
+        )
+    check_range(f"labels of {name}", labels, num_classes)
 
 
 @dataclass(frozen=True)
@@ -38,17 +64,7 @@ class ImageDataset:
                 f"images of {self.name} must be uint8 (N, C, H, W), got {self.images.dtype} "
                 f"{tuple(self.images.shape)}."
             )
-        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels of {self.name} must be int64 ({len(self.images)},), got "
-                f"{self.labels.dtype} {tuple(self.labels.shape)}."
-            )
-        outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
-        if len(outside):
-            raise ValueError(
-                f"labels of {self.name} must lie in 0 … {len(self.class_names) - 1}, "
-                f"got {outside.unique().tolist()[:5]}."
-            )
+        check_labels(self.name, self.labels, len(self.images), len(self.class_names))
         _ = self.spec  # this checks mean and std against the channels
 
     def __len__(self) -> int:
@@ -70,6 +86,54 @@ class ImageDataset:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         pixels = self.images[chosen].float() / 255
         return Batch(self.spec.normalize(pixels), self.labels[chosen])
+
+
+def dataset_from_arrays(
+    name: str,
+    images: NDArray,
+    labels: ArrayLike,
+    class_names: Sequence[str] | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> ImageDataset:
+    """Return a dataset of uint8 images whose arrays have the channels last.
+
+    Args:
+        name: the name of the dataset; errors mention it.
+        images: (N, H, W) or (N, H, W, C) uint8.
+        labels: (N,) integers from 0 on.
+        class_names: a name for each class; ``None`` for ``"0"``, ``"1"``, … up to the largest
+            label.
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
+
+    Raises:
+        ValueError: the arrays have other dtypes or shapes, or hold no image.
+    """
+    labels = np.asarray(labels)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise ValueError(
+            f"images of {name} must be uint8 (N, H, W) or (N, H, W, C), got {images.dtype} "
+            f"{images.shape}."
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"labels of {name} must be {len(images)} integers, got {labels.dtype} {labels.shape}."
+        )
+    if not len(labels):
+        raise ValueError(f"{name} must hold at least one image, got none.")
+    if class_names is None:
+        class_names = [str(label) for label in range(int(labels.max()) + 1)]
+    channels_last = images[..., None] if images.ndim == 3 else images
+    channels_first = np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
+    return ImageDataset(
+        name=name,
+        images=torch.from_numpy(channels_first),
+        labels=torch.from_numpy(labels.astype(np.int64)),
+        class_names=tuple(class_names),
+        mean=tuple(mean),
+        std=tuple(std),
+    )
 
 
 def test_images(dataset: tuple[ImageDataset, ImageDataset], count: int) -> Batch:

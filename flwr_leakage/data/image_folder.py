@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 from PIL.ImageOps import fit
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.data.arrays import dataset_from_arrays
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, dataset_from_arrays
 from flwr_leakage.data.splitting import stratified_split
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.untrusted import MAX_PHOTO_PIXELS
@@ -61,17 +60,13 @@ def image_folder(
     folder = Path(root).expanduser()
     if test_fraction is None:
         return _given_split(folder, (train_folder, test_folder), size, mean, std)
-    listing = ImageFolder(folder)
-    labels = torch.tensor(listing.targets)
-    images = np.stack([_load_square(path, size) for path, _ in listing.samples])
-    splits = stratified_split(labels, test_fraction, make_generator(seed, purpose="image_folder"))
-    train, test = (
-        dataset_from_arrays(
-            folder.name, images[split], labels[split].numpy(), listing.classes, mean, std
-        )
-        for split in splits
+    whole = _loaded(ImageFolder(folder), folder.name, size, mean, std)
+    generator = make_generator(seed, purpose="image_folder")
+    train, test = stratified_split(whole.labels, test_fraction, generator)
+    return (
+        replace(whole, images=whole.images[train], labels=whole.labels[train]),
+        replace(whole, images=whole.images[test], labels=whole.labels[test]),
     )
-    return train, test
 
 
 def _given_split(
@@ -86,18 +81,15 @@ def _given_split(
             f"{parts[0]} and {parts[1]} of {folder} must have the same classes, got "
             f"{listings[0].classes} and {listings[1].classes}."
         )
-    train, test = (
-        dataset_from_arrays(
-            folder.name,
-            np.stack([_load_square(path, size) for path, _ in listing.samples]),
-            np.array(listing.targets),
-            listing.classes,
-            mean,
-            std,
-        )
-        for listing in listings
-    )
+    train, test = (_loaded(listing, folder.name, size, mean, std) for listing in listings)
     return train, test
+
+
+def _loaded(
+    listing: ImageFolder, name: str, size: int, mean: Sequence[float], std: Sequence[float]
+) -> ImageDataset:
+    images = np.stack([_load_square(path, size) for path, _ in listing.samples])
+    return dataset_from_arrays(name, images, listing.targets, listing.classes, mean, std)
 
 
 def _load_square(path: str, size: int) -> np.ndarray:

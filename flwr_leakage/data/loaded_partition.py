@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_leakage.data.arrays import dataset_from_arrays
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, dataset_from_arrays
 
 
 @runtime_checkable
@@ -113,15 +113,8 @@ class LoadedPartition:
 
     def convert(self, columns: Columns) -> ImageDataset:
         """Return a dataset of any table with the same columns, such as the test set."""
-        return dataset_from_columns(
-            columns,
-            self.name,
-            self.mean,
-            self.std,
-            self.class_names,
-            self.image_column,
-            self.label_column,
-        )
+        told = (self.name, self.mean, self.std, self.class_names)
+        return dataset_from_columns(columns, *told, self.image_column, self.label_column)
 
     def load(self) -> tuple[ImageDataset, tuple[Tensor, ...]]:
         """Return all clients' samples as one dataset, and for each client its indices in it.
@@ -132,13 +125,12 @@ class LoadedPartition:
             ValueError: no client has samples, a column is missing, or images differ in shape.
         """
         tables = [self.partitioner.load_partition(index) for index in range(self.num_partitions)]
-        images = [
-            image for table in tables for image in _column(table, self.image_column, self.name)
-        ]
-        labels = [_column(table, self.label_column, self.name) for table in tables]
-        train = self.convert(
-            {self.image_column: images, self.label_column: [y for part in labels for y in part]}
+        images, labels = (
+            [_column(table, column, self.name) for table in tables]
+            for column in (self.image_column, self.label_column)
         )
+        joined = {self.image_column: chain(*images), self.label_column: chain(*labels)}
+        train = self.convert(joined)
         return train, torch.arange(len(train)).split([len(part) for part in labels])
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from numpy.typing import NDArray
 
-from flwr_leakage.data.arrays import dataset_from_arrays
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, dataset_from_arrays
 from flwr_leakage.untrusted import read_npz
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_leakage.data.image_dataset import check_labels, check_range
 from flwr_leakage.records import Batch, InputSpec
 
 PADDING = 0
@@ -42,21 +43,8 @@ class TextDataset:
                 f"ids of {self.name} must be int64 (N, T), got {self.ids.dtype} "
                 f"{tuple(self.ids.shape)}."
             )
-        if self.labels.shape != self.ids.shape[:1] or self.labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels of {self.name} must be int64 ({len(self.ids)},), got "
-                f"{self.labels.dtype} {tuple(self.labels.shape)}."
-            )
-        for what, values, known in (
-            ("ids", self.ids, self.words),
-            ("labels", self.labels, self.class_names),
-        ):
-            outside = values[(values < 0) | (values >= len(known))]
-            if len(outside):
-                raise ValueError(
-                    f"{what} of {self.name} must lie in 0 … {len(known) - 1}, got "
-                    f"{outside.unique().tolist()[:5]}."
-                )
+        check_labels(self.name, self.labels, len(self.ids), len(self.class_names))
+        check_range(f"ids of {self.name}", self.ids, len(self.words))
         _ = self.spec  # this checks the number of words
 
     def __len__(self) -> int:

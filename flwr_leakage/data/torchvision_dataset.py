@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import flwr_leakage._torchvision  # noqa: F401
-from flwr_leakage.data.arrays import dataset_from_arrays
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, dataset_from_arrays
 
 # isort: split
 from torchvision import datasets
@@ -57,14 +56,7 @@ def torchvision_dataset(
             raise FileNotFoundError(
                 f"{name} was not found in {folder} ({error}). Set download=true to fetch it."
             ) from error
-        parts.append(
-            dataset_from_arrays(
-                name,
-                np.asarray(source.data, dtype=np.uint8),
-                np.asarray(source.targets),
-                [str(class_name) for class_name in source.classes],
-                mean,
-                std,
-            )
-        )
+        images, labels = np.asarray(source.data, dtype=np.uint8), np.asarray(source.targets)
+        classes = list(map(str, source.classes))
+        parts.append(dataset_from_arrays(name, images, labels, classes, mean, std))
     return parts[0], parts[1]

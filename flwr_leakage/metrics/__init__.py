@@ -39,36 +39,13 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "flwr_leakage.metrics.evaluator": (
-            "Evaluation",
-            "Evaluator",
-        ),
-        "flwr_leakage.metrics.identification": (
-            "Reference",
-            "identification_ranks",
-        ),
+        "flwr_leakage.metrics.evaluator": ("Evaluation", "Evaluator"),
+        "flwr_leakage.metrics.identification": ("Reference", "identification_ranks"),
         "flwr_leakage.metrics.labels": ("label_accuracy",),
         "flwr_leakage.metrics.matching": ("match_samples",),
-        "flwr_leakage.metrics.perceptual": (
-            "BackboneUnavailableError",
-            "Lpips",
-        ),
-        "flwr_leakage.metrics.pixel": (
-            "mse",
-            "psnr",
-            "rmse",
-            "ssim",
-        ),
-        "flwr_leakage.metrics.text": (
-            "match_texts",
-            "rouge_l",
-            "text_grade",
-            "token_accuracy",
-        ),
-        "flwr_leakage.metrics.utility": (
-            "Utility",
-            "classifier_utility",
-            "utility_of",
-        ),
+        "flwr_leakage.metrics.perceptual": ("BackboneUnavailableError", "Lpips"),
+        "flwr_leakage.metrics.pixel": ("mse", "psnr", "rmse", "ssim"),
+        "flwr_leakage.metrics.text": ("match_texts", "rouge_l", "text_grade", "token_accuracy"),
+        "flwr_leakage.metrics.utility": ("Utility", "classifier_utility", "utility_of"),
     },
 )

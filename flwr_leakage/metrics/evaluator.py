@@ -4,7 +4,9 @@ It can be used only where the private batch, which no attack sees, is known, as 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,11 +125,13 @@ class Evaluator:
             measure("mse", mse(ours, theirs).tolist(), "pixel²", _SAFER),
             measure("rmse", rmse(ours, theirs).tolist(), "pixel", _SAFER),
             self._psnr(measure, ours, theirs),
-            _ssim(measure, ours, theirs),
+            measure.tried("ssim", "1", _LEAKS, partial(ssim, ours, theirs)),
             measure("affine_psnr", _affine_psnr(ours, theirs), "dB", _LEAKS),
         ]
         if self.lpips is not None:
-            measurements.append(_lpips(self.lpips, measure, ours, theirs))
+            name, distance = f"lpips_{self.lpips.net}", partial(self.lpips.distance, ours, theirs)
+            note = self.lpips.describe((ours.shape[1], ours.shape[2], ours.shape[3]))
+            measurements.append(measure.tried(name, "1", _SAFER, distance, note))
         measurements.append(measure("label_accuracy", list(labels), "1", _LEAKS))
         if reference is not None:
             measurements += _against(reference, measure, ours, theirs, true_pixels)
@@ -164,10 +168,23 @@ class _Rows:
             all_values[row], all_notes[row] = value, note
         return Measurement(name, tuple(all_values), unit, direction, tuple(all_notes))
 
-    def missing(self, name: str, unit: str, direction: Direction, reason: str) -> Measurement:
-        """Return a measurement without values, whose notes say why for each sample."""
-        notes = [reason if row in self.rows else self.problem for row in range(self.count)]
-        return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
+    def tried(
+        self,
+        name: str,
+        unit: str,
+        direction: Direction,
+        measure: Callable[[], Tensor],
+        note: str = "",
+    ) -> Measurement:
+        """Return a measurement by a metric of the matched samples. If the metric does not apply,
+        it has no values, and its notes say why for each sample.
+        """
+        try:
+            values = measure().tolist() if self.rows else []
+        except (BackboneUnavailableError, ValueError) as error:
+            notes = [str(error) if row in self.rows else self.problem for row in range(self.count)]
+            return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
+        return self(name, values, unit, direction, [note] * len(values))
 
 
 def _texts(
@@ -208,7 +225,7 @@ def _texts(
     if len(reference.pool):
         ranks, counts = text_ranks(ours, theirs, reference, padding)
         notes = [f"of {count} texts" for count in counts.tolist()]
-        values = [float(rank) for rank in ranks.tolist()]
+        values = ranks.double().tolist()
         measurements.append(measure("identification_rank", values, "1", _SAFER, notes))
     if "tokens" in reconstruction.stats:
         named = set(reconstruction.stats["tokens"])
@@ -250,24 +267,6 @@ def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
     return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
 
 
-def _ssim(measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
-    try:
-        values = ssim(ours, theirs).tolist() if len(ours) else []
-    except ValueError as error:
-        return measure.missing("ssim", "1", _LEAKS, str(error))
-    return measure("ssim", values, "1", _LEAKS)
-
-
-def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
-    name = f"lpips_{lpips.net}"
-    try:
-        values = lpips.distance(ours, theirs).tolist() if len(ours) else []
-    except (BackboneUnavailableError, ValueError) as error:
-        return measure.missing(name, "1", _SAFER, str(error))
-    notes = [lpips.describe((ours.shape[1], ours.shape[2], ours.shape[3]))] * len(values)
-    return measure(name, values, "1", _SAFER, notes)
-
-
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
@@ -287,9 +286,8 @@ def _against(
     if len(reference.pool):
         ranks, counts = identification_ranks(ours, theirs, reference)
         notes = [f"of {count} images" for count in counts.tolist()]
-        values = [float(rank) for rank in ranks.tolist()]
-        found.append(measure("identification_rank", values, "1", _SAFER, notes))
-        ranks, _ = identification_ranks(ours, theirs, reference, up_to_brightness=True)
-        values = [float(rank) for rank in ranks.tolist()]
-        found.append(measure("affine_identification_rank", values, "1", _SAFER, notes))
+        affine, _ = identification_ranks(ours, theirs, reference, up_to_brightness=True)
+        named = {"identification_rank": ranks, "affine_identification_rank": affine}
+        for name, found_at in named.items():
+            found.append(measure(name, found_at.double().tolist(), "1", _SAFER, notes))
     return found

@@ -10,21 +10,21 @@ from flwr_leakage.report.attempts import (
     SEEN,
     Attempt,
     Fates,
+    Labels,
     attempts,
     beyond_chance,
-    commonest_class,
     condition_told,
     ended,
     fates,
     graded,
     grouped_by_client,
+    identified,
     identifying_told,
-    labels_beyond_guess,
     labels_inferred,
     labels_right,
     limit_told,
     most_at_risk_first,
-    pool_size,
+    pool_of,
     seen_of,
     tally,
     time_limit,
@@ -32,7 +32,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
-from flwr_leakage.report.index import Index, Step, count, section, several
+from flwr_leakage.report.index import Index, Step, count, section, several, span
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.remedies import (
     STRONGER,
@@ -266,12 +266,14 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
     """Return words for the findings of a run that shows no sample: how many originals are
     identified and labels inferred beyond chance, and how many tested records were found to be used.
     """
-    ranked = [attempt for attempt in found if attempt.rank is not None]
-    first = sum(attempt.rank == 1 for attempt in ranked)
-    chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
-    told = [f"{first} of {len(ranked)} originals identified (a guess has {chance})"] * bool(chance)
+    told = []
+    if beyond_chance(found):
+        first, ranked = identified(found)
+        chance = f"{ranked / pool_of(found):.1g}"
+        told.append(f"{first} of {ranked} originals identified (a guess has {chance})")
     if labels := _labels_beyond_guess(index, metadata, found):
-        told.append(f"{labels[0]} of {labels[1]} labels inferred (a guess has {labels[2]})")
+        right = f"{labels.right} of {labels.whole} labels inferred"
+        told.append(f"{right} (a guess has {labels.commonest})")
     if members := members_told(index, with_link=False):
         told.append(members)
     return "; ".join(told)
@@ -279,21 +281,20 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
 
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
-) -> tuple[int, int, int] | None:
-    """Return the numbers of rightly inferred labels, of all labels, and of those that are right by
-    always naming the commonest class. ``None`` if no more than chance has right were inferred.
+) -> Labels | None:
+    """Return the numbers of rightly inferred labels; ``None`` if they are no more than chance has
+    right.
     """
-    told, guessed = labels_right(index, found), commonest_class(found)
-    beyond = labels_inferred(index, metadata) and labels_beyond_guess(index, found)
-    return (*told, guessed[0]) if beyond and told and guessed else None
+    told = labels_right(index, found)
+    return told if told and told.is_beyond_guess and labels_inferred(index, metadata) else None
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
     if inferred := _labels_beyond_guess(index, metadata, found):
-        right, whole, guess = inferred
-        told = f"{right} of {whole} were inferred, and a guess has {guess}."
+        right = f"{inferred.right} of {inferred.whole} were inferred"
         return [
-            f"Decide whether labels may be known: {told} If not, test a defense that hides them."
+            f"Decide whether labels may be known: {right}, and a guess has {inferred.commonest}. "
+            f"If not, test a defense that hides them."
         ]
     return []
 
@@ -501,8 +502,9 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     ]
     if not tally(under):
         told = ["no result that can be graded"]
-    if first := sum(a.rank == 1 for a in both[1]):
-        whole = count(sum(a.rank is not None for a in both[1]), "attempt")
+    first, ranked = identified(both[1])
+    if first:
+        whole = count(ranked, "attempt")
         told.append(f"{first} of {whole} still {'tells' if first == 1 else 'tell'} the original")
     if remedy.change is not None:
         size = f"{100 * remedy.change:.0f} % of its size (Euclidean norm, median)"
@@ -560,14 +562,14 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
     text = f"More {noun.many} per client"
     if not whose:
         return f"{text}: not measured here."
-    text += f" (those seen had {_span(whose, noun)})"
+    text += f" (those seen had {span(whose, noun)})"
     graded = {attempt.key[1] for attempt in found if attempt.grade}
     quiet = {c for c in graded - at_risk if sizes.get(c, 0) > max(whose)}
     sure = quiet - {client for _, client in ended(index, found)}
     if quiet:
-        span = _span([sizes[client] for client in sure or quiet], noun)
+        large = span([sizes[client] for client in sure or quiet], noun)
         but = "" if sure else ", but time cut the attack off"
-        return f"{text}: of clients with {span} nothing was seen here{but}."
+        return f"{text}: of clients with {large} nothing was seen here{but}."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
     were = verb(larger, "was", "were")
@@ -575,8 +577,3 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
     large = f" (what-ifs: see Clients of many {index.sample.many})"
     tried = large if index.names("probe") else ""
     return f"{text}: how many are enough was not measured here{why}{tried}."
-
-
-def _span(sizes: Sequence[int], noun: Sample) -> str:
-    low, high = min(sizes), max(sizes)
-    return f"{low:,} to {high:,} {noun.many}" if low < high else count(low, noun.one)

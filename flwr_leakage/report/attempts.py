@@ -4,34 +4,35 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.stats import binom
 
 from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade, text_grade
 from flwr_leakage.report.index import (
     Index,
+    K,
     Key,
     count,
     grouped,
     median,
     section,
     several,
+    span,
     values,
 )
 from flwr_leakage.report.samples import IMAGE, Sample
 
 
-def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
+def graded(tally: Counter[Grade]) -> str:
     """Return in words how many attempts have each grade, the worst leak first. Grades without
-    attempts are left out if ``skip_none``.
+    attempts are left out.
 
     Example:
         >>> graded(Counter({"exact": 2, "nothing": 1}))
         '2 exact, 1 nothing'
     """
-    shown = [name for name in GRADES if tally[name] or not skip_none]
-    return ", ".join(f"{tally[name]:,} {name}" for name in shown)
+    return ", ".join(f"{tally[name]:,} {name}" for name in GRADES if tally[name])
 
 
 LEAKED = ("exact", "recognisable")
@@ -103,11 +104,12 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
     return order
 
 
-def attempts(index: Index, what_if: str = "") -> list[Attempt]:
-    """Return an attempt for each attacked sample, by round, client and sample. ``what_if`` names a
+def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
+    """Return an attempt for each attacked sample, by round, client and sample. ``under`` names a
     defense: attempts under it are then returned, in place of those on updates as they were sent.
+    With the ``kind`` of records ``probe``, ``under`` is the number of samples of a single step.
     """
-    kind, before = ("what_if", f"{what_if}/") if what_if else ("metric", "")
+    kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
 
     def value(name: str, key: Key) -> float | None:
@@ -121,11 +123,11 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
     placed = index.series(kind, f"{before}token_accuracy")
     classes, images = index.series("client", "class"), index.series("client", "image")
     found = []
+    measures = (f"{before}psnr", f"{before}blind_psnr", f"{before}ssim", f"{before}blind_ssim",
+                lpips, f"{before}affine_psnr", f"{before}blind_affine_psnr")  # fmt: skip
     for key in sorted(keys):
-        psnr, blind = value(f"{before}psnr", key), value(f"{before}blind_psnr", key)
-        seen = (psnr, blind, value(f"{before}ssim", key), value(f"{before}blind_ssim", key),
-                value(lpips, key), value(f"{before}affine_psnr", key),
-                value(f"{before}blind_affine_psnr", key))  # fmt: skip
+        seen = [value(name, key) for name in measures]
+        psnr, blind, *_ = seen
         tokens, text = None, placed.get(key)
         graded_as, how = grade(*seen), decided_by(*seen)
         if text is not None:
@@ -161,6 +163,23 @@ def tally(found: Iterable[Attempt]) -> Counter[Grade]:
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
+def grades_told(found: Sequence[Attempt]) -> str:
+    """Return in words how many attempts have each grade, and how many have none; empty without
+    attempts.
+    """
+    grades = tally(found)
+    ungraded = len(found) - grades.total()
+    return ", ".join(filter(None, [graded(grades), f"{ungraded} without result" * bool(ungraded)]))
+
+
+def worst_of(places: Iterable[tuple[K, Attempt]]) -> dict[K, Attempt]:
+    """Return the attempt that leaks most of those at each place; of equal ones, the first."""
+    return {
+        place: max(held, key=lambda attempt: attempt.leak)
+        for place, held in grouped(places).items()
+    }
+
+
 def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
     """Return the (round, client) of every update all of whose images were recovered exactly."""
     held = list(found)
@@ -171,14 +190,10 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
     """Return for each image the attempt that leaks most, over all rounds; empty if images are not
     numbered, and so cannot be followed over rounds.
     """
-    worst: dict[tuple[int, int], Attempt] = {}
-    for attempt in found:
-        if attempt.image is None:
-            return []
-        key = (attempt.key[1], attempt.image)
-        if key not in worst or attempt.leak > worst[key].leak:
-            worst[key] = attempt
-    return list(worst.values())
+    held = list(found)
+    if any(attempt.image is None for attempt in held):
+        return []
+    return list(worst_of(((attempt.key[1], attempt.image), attempt) for attempt in held).values())
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
@@ -276,10 +291,9 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
             clients_by_reason[reason].add(client)
     whom = []
     for reason, clients in clients_by_reason.items():
-        sizes = sorted(sizes_by_reason[reason])
-        span = f"{sizes[0]:,} to {sizes[-1]:,} {sample.many}, " if len(sizes) > 1 else ""
-        span = f"{count(sizes[0], sample.one)}, " if len(sizes) == 1 else span
-        whom.append(f"{several(sorted(clients))} ({span}{reason})")
+        sizes = sizes_by_reason[reason]
+        large = f"{span(sizes, sample)}, " if sizes else ""
+        whom.append(f"{several(sorted(clients))} ({large}{reason})")
     return whom, [f"{several(sorted(rs), 'round')} ({reason})" for reason, rs in resting.items()]
 
 
@@ -450,8 +464,8 @@ SURE = 0.05
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
     """Return whether more reconstructions identify their original than :func:`by_chance` gives."""
-    ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
-    return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
+    most = by_chance(found)
+    return most is not None and identified(found)[0] > most
 
 
 def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
@@ -460,37 +474,47 @@ def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
     return any("labels inferred" in str(told) for told in (metadata.get("threat", ""), *notes))
 
 
-def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels always naming the commonest class has right, and how many labels are
-    known; ``None`` if none is.
+class Labels(NamedTuple):
+    """How many labels the attacks had right, and how many a guess without the updates has.
+
+    Attributes:
+        right: the number of right labels.
+        whole: the number of attempts on a sample of known class. One without an answer counts as
+            wrong.
+        commonest: the number of labels that always naming the commonest class has right.
+        known: the number of attempts whose class is known, of which ``commonest`` counts some.
+        by_chance: the number of right labels that guesses of the commonest class exceed with a
+            probability of at most 5 %; ``None`` if no class is known.
     """
-    classes = Counter(attempt.label for attempt in found if attempt.label)
-    return (max(classes.values()), classes.total()) if classes else None
+
+    right: int
+    whole: int
+    commonest: int
+    known: int
+    by_chance: int | None
+
+    @property
+    def is_beyond_guess(self) -> bool:
+        """Return whether more labels are right than guesses of the commonest class have."""
+        return self.by_chance is not None and self.right > self.by_chance
 
 
-def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels the attack had right, and the number of attempts on a sample of known
-    class. An attempt without an answer counts as wrong. ``None`` if no true label is known.
-    """
+def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
+    """Return how many labels the attacks had right; ``None`` if no true label is known."""
     told = values(index.series("metric", "label_accuracy"))
-    guessed = commonest_class(found)
-    return (round(sum(told)), max(len(told), guessed[1] if guessed else 0)) if told else None
-
-
-def labels_beyond_guess(index: Index, found: Sequence[Attempt]) -> bool:
-    """Return whether the attack has more labels right than guesses of the commonest class have."""
-    told, most = labels_right(index, found), labels_by_chance(index, found)
-    return told is not None and most is not None and told[0] > most
-
-
-def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
-    """Return the number of right labels that guesses of the commonest class exceed with a
-    probability of at most 5 %; ``None`` if no true labels are known.
-    """
-    told, guessed = labels_right(index, found), commonest_class(found)
-    if told is None or guessed is None:
+    if not told:
         return None
-    return int(binom.isf(SURE, told[1], guessed[0] / guessed[1]))
+    classes = Counter(attempt.label for attempt in found if attempt.label)
+    commonest, known = max(classes.values(), default=0), classes.total()
+    whole = max(len(told), known)
+    most = int(binom.isf(SURE, whole, commonest / known)) if known else None
+    return Labels(round(sum(told)), whole, commonest, known, most)
+
+
+def identified(found: Sequence[Attempt]) -> tuple[int, int]:
+    """Return how many attempts identify their original, and for how many it was looked for."""
+    ranks = [attempt.rank for attempt in found if attempt.rank is not None]
+    return ranks.count(1), len(ranks)
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
@@ -498,27 +522,25 @@ def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
     ``None`` if no original was looked for. ``attempts`` is the number of guesses; 0 for as many as
     attempts in ``found``.
     """
-    ranked = [attempt for attempt in found if attempt.rank is not None]
-    size = _pool_of(ranked)
-    return None if size is None else int(binom.isf(SURE, attempts or len(ranked), 1 / size))
+    size = pool_of(found)
+    return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
 
 
-def _pool_of(found: Sequence[Attempt]) -> float | None:
-    """Return the median number of candidates among which originals were looked for; ``None`` if
-    none was.
+def pool_of(found: Sequence[Attempt]) -> int:
+    """Return the median number of candidates among which originals were looked for; 0 if none
+    was.
     """
     pools = [pool_size(attempt) for attempt in found if attempt.rank is not None]
-    return median([size for size in pools if size > 1])
+    return int(median([size for size in pools if size > 1]) or 0)
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
     """Return a condition for going on: how many originals a new run may identify at most."""
-    most = by_chance(found)
-    tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
+    most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"
     if most is not None:
+        tried = count(ranked, "attempt")
         often = f"With {tried}, as here, at most {most} may identify the original"
-        ranked = sum(attempt.rank is not None for attempt in found)
         more = [f"{n:,} at most {by_chance(found, n)}" for n in (100, 1000) if n > ranked]
         often += f" (of {', of '.join(more)})" * bool(more)
     return f"{often}; chance alone gives more in {100 * SURE:g} % of runs or fewer."
@@ -526,7 +548,7 @@ def condition_told(found: Sequence[Attempt]) -> str:
 
 def identifying_told(found: Sequence[Attempt]) -> str:
     """Return a note on when an attempt identifies its original."""
-    others = int(_pool_of(found) or 0) - 1
+    others = pool_of(found) - 1
     noun = found[0].sample if found else IMAGE
     among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"
     return (

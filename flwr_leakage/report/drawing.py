@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib
 import numpy as np
@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from flwr_leakage.report.grades import EXACT_DB, PARTLY_DB, RECOGNISABLE_DB
 from flwr_leakage.report.index import number
 
+D = TypeVar("D", float, "Dot")
 MAX_DOTS_A_ROUND = 200
 MAX_DOTS = 1500
 _COLOURS = {
@@ -121,14 +122,13 @@ def story_chart(
     ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and
     ``is_wide`` tells whether it fills a screen's width and not a phone's.
     """
-    with matplotlib.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**STYLE, "font.size": 9}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
         width = 12.0 if is_wide else 4.4
         figure = Figure(figsize=(width, sum(heights) + 0.8), layout="constrained")
-        figure.patch.set_alpha(0)
         grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
         axes = [row[0] for row in grid]
-        for each in axes:
+        for each in (figure, *axes):
             each.patch.set_alpha(0)
         rounds = sorted({*accuracy, *(r for panel in panels for r in panel.dots)})
         if accuracy:
@@ -195,9 +195,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
     draw_medians(axes, _capped(own), color=LEAK, lw=1.4)
     places: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for server_round, dots in sorted(panel.dots.items()):
-        ordered = sorted(dots)
-        kept = np.linspace(0, len(dots) - 1, min(len(dots), MAX_DOTS_A_ROUND)).round()
-        shown = [ordered[int(place)] for place in kept]
+        shown = thin_out(dots, MAX_DOTS_A_ROUND)
         for offset, dot in zip(spread(len(shown)), shown, strict=True):
             kind = (dot.grade, dot.ended)
             places.setdefault(kind, []).append((server_round + offset, _cap(dot.psnr)))
@@ -266,16 +264,14 @@ def rounds_chart(
     a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and ``unit``
     the unit of the vertical axis.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context(STYLE):
         figure, axes = new_figure()
         rounds = sorted(by_round)
-        several = any(len(by_round[server_round]) > 1 for server_round in rounds)
+        several = any(len(values) > 1 for values in by_round.values())
         if several:
             draw_dots(axes, by_round, s=9, color=ACCENT, alpha=0.4, lw=0)
-        medians = [float(np.median(by_round[server_round])) for server_round in rounds]
-        axes.plot(
-            rounds, medians, color=ACCENT, lw=1.8, marker="o", ms=4, label="median of samples"
-        )
+        style: Any = {"color": ACCENT, "lw": 1.8, "marker": "o", "ms": 4}
+        draw_medians(axes, by_round, **style, label="median of samples")
         log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
         axes.set_xlabel("round of training")
         axes.set_ylabel(plain(unit) or "value, without unit")
@@ -300,7 +296,7 @@ def scatter_chart(
     ``unit`` that of the outcome. A line shows ``blind``, the outcome of a guess without the update,
     if known.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
         shown = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
         left, right = np.asarray(shown, dtype=float).T
@@ -324,7 +320,7 @@ def corridor_chart(
     (lines, by the bound's name; ``None`` for samples without a bound). ``name`` is a prefix of the
     SVG's ids, ``description`` a text for readers who do not see it.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context(STYLE):
         figure, axes = new_figure()
         places = np.arange(1, len(reached) + 1)
         for (limit, psnr), (colour, dashes) in zip(
@@ -387,12 +383,9 @@ def new_figure() -> tuple[Figure, Axes]:
 
 def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
     """Draw every value of each round as a dot, all of them in one collection, for speed."""
-    places, heights = [], []
-    for server_round, values in sorted(by_round.items()):
-        dots = thin_out(values, MAX_DOTS_A_ROUND)
-        places.append(server_round + spread(len(dots)))
-        heights.append(np.asarray(dots))
-    axes.scatter(np.concatenate(places), np.concatenate(heights), **style)
+    dots_in = {r: thin_out(values, MAX_DOTS_A_ROUND) for r, values in sorted(by_round.items())}
+    places = [r + spread(len(dots)) for r, dots in dots_in.items()]
+    axes.scatter(np.concatenate(places), np.concatenate(list(dots_in.values())), **style)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
@@ -428,7 +421,7 @@ def plain(text: str) -> str:
     return re.sub(r"[^\w ²·/%().-]", "", text)[:40] if text not in ("", "1") else ""
 
 
-def thin_out(values: Sequence[float], limit: int) -> list[float]:
+def thin_out(values: Sequence[D], limit: int) -> list[D]:
     """Return at most ``limit`` of the sorted values, spaced evenly by rank, with both extremes.
 
     Example:
@@ -455,11 +448,15 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     # Matplotlib's style sheet would hold for the whole page; the page's own has its two rules.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
+    # Matplotlib names a clip path by its coordinates, whose last digits change between drawings.
+    for place, clip in enumerate(dict.fromkeys(re.findall(r"#(p[0-9a-f]{10})\)", svg))):
+        svg = svg.replace(clip, f"clip{place}")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     for stand_in, variable in _COLOURS.items():
         svg = svg.replace(stand_in, variable)

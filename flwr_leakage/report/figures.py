@@ -42,6 +42,7 @@ from flwr_leakage.report.index import (
     grouped,
     heading,
     is_constant,
+    known,
     label,
     median,
     number,
@@ -125,26 +126,26 @@ def story_figures(
     first is ``None`` if nothing was measured, the second if it adds nothing or if clients are too
     many. ``asked`` are the defenses under which copies of the updates were attacked.
     """
-    known = [attempt for attempt in found if attempt.psnr is not None]
+    made = [attempt for attempt in found if attempt.psnr is not None]
     accuracy = by_round(index.series("utility", "test_accuracy"))
-    if not known and not accuracy:
+    if not made and not accuracy:
         return None, None
     told = [remedy for remedy in asked if remedy.under][:MAX_LINES]
     stopped = ended(index, found)
-    pooled = [_panel(None, known, told, stopped)] if known else []
-    names = ["Accuracy"] * bool(accuracy) + ["leakage"] * bool(known)
+    pooled = [_panel(None, made, told, stopped)] if made else []
+    names = ["Accuracy"] * bool(accuracy) + ["leakage"] * bool(made)
     title = f"{' and '.join(names).capitalize()} over the rounds"
-    caption = _story_caption(pooled, told, bool(accuracy), index.sample) if known else ""
+    caption = _story_caption(pooled, told, bool(accuracy), index.sample) if made else ""
     text = _description(pooled, accuracy)
     chart = Chart(
         title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),
-        _story_details(psnr_told(index), pooled, told, len(asked)) if known else "",
+        _story_details(psnr_told(index), pooled, told, len(asked)) if made else "",
         story_chart(accuracy, pooled, "narrow", text),
     )  # fmt: skip
-    clients = most_at_risk_first(grouped_by_client(known))
+    clients = most_at_risk_first(grouped_by_client(made))
     if not 1 < len(clients) <= MAX_PANELS:
         return chart, None
-    panels = [_panel(client, known, told, stopped) for client in clients]
+    panels = [_panel(client, made, told, stopped) for client in clients]
     svg = story_chart(accuracy, panels, "clients", _description(panels, accuracy))
     more = _story_details("Height is PSNR in decibels.", panels, told, len(asked))
     return chart, Chart("Each client by itself, most at risk first", caption, svg, more)
@@ -161,27 +162,25 @@ def _description(panels: Sequence[Panel], accuracy: Mapping[int, Sequence[float]
 
 def _panel(
     client: int | None,
-    known: Sequence[Attempt],
+    made: Sequence[Attempt],
     told: Sequence[Remedy],
     stopped: Set[tuple[int, int]],
 ) -> Panel:
     def of(found: Iterable[Attempt]) -> list[Attempt]:
         return [a for a in found if client is None or a.key[1] == client]
 
-    dots: dict[int, list[Dot]] = {}
-    blind: dict[int, list[float]] = {}
-    for attempt in of(known):
-        assert attempt.psnr is not None
-        dot = Dot(attempt.psnr, attempt.grade or "", attempt.key[:2] in stopped)
-        dots.setdefault(attempt.key[0], []).append(dot)
-        if attempt.blind is not None:
-            blind.setdefault(attempt.key[0], []).append(attempt.blind)
-    under: dict[str, dict[int, list[float]]] = {}
-    for remedy in told:
-        for attempt in of(remedy.under):
-            if attempt.psnr is not None:
-                rounds = under.setdefault(remedy.name, {})
-                rounds.setdefault(attempt.key[0], []).append(attempt.psnr)
+    own = of(made)
+    dots = grouped(
+        (a.key[0], Dot(a.psnr, a.grade or "", a.key[:2] in stopped))
+        for a in own
+        if a.psnr is not None
+    )
+    blind = grouped((a.key[0], a.blind) for a in own if a.blind is not None)
+    tried = {
+        remedy.name: grouped((a.key[0], a.psnr) for a in of(remedy.under) if a.psnr is not None)
+        for remedy in told
+    }
+    under = {name: reached for name, reached in tried.items() if reached}
     over = {
         remedy.name: {place[0] for place, is_over in remedy.ended.items()
                       if is_over and client in (None, place[1])}
@@ -268,7 +267,7 @@ def round_figures(index: Index, kind: str) -> list[Chart]:
         description = f"{label(name)} by round: {_tell(groups)}"
         svg = rounds_chart(groups, f"{kind}{i}", description, unit)
         direction = next(iter(series.values())).direction
-        caption = f"{_claim(direction)}" if direction else ""
+        caption = f"Its paper claims: {direction}." if direction else ""
         found.append(Chart(heading(name, unit), caption + _dots(groups), svg))
     return found
 
@@ -280,11 +279,6 @@ def _dots(groups: dict[int, list[float]]) -> str:
     if most > MAX_DOTS_A_ROUND:
         return f" Dots: {MAX_DOTS_A_ROUND} of up to {most:,} values a round, even by rank."
     return " Dots: every value."
-
-
-def _claim(direction: str) -> str:
-    """Return a sentence on what a larger value of a score means by its paper's claim."""
-    return f"Its paper claims: {direction}."
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
@@ -303,7 +297,8 @@ def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     """
     figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
     if entry.found.coefficient is not None and entry.p_value is not None:
-        figures.insert(0, f"ρ within rounds\u00a0=\u00a0{_rho(entry.found.coefficient)}")
+        rho = f"{entry.found.coefficient:+.2f}".replace("-", "−")
+        figures.insert(0, f"ρ within rounds\u00a0=\u00a0{rho}")
         figures.append(f"p\u00a0=\u00a0{number(entry.p_value, 2)}")
     outcome = heading(entry.outcome, entry.unit)
     svg = None
@@ -315,10 +310,6 @@ def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     if len(entry.pairs) > MAX_DOTS:
         caption += f" Only some of the {len(entry.pairs):,} dots are drawn."
     return ScoreChart(label(entry.score), caption, " · ".join(figures), entry.reading, svg)
-
-
-def _rho(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
 
 
 BOUNDS = {
@@ -342,17 +333,13 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
     ``input_std`` in ``metadata`` turns model inputs into pixels.
     """
     scale = smallest_std(metadata)
-    reached = {
-        key: record.value
-        for key, record in index.series("metric", "psnr").items()
-        if record.value is not None
-    }
+    reached = known(index.series("metric", "psnr"))
     limits: dict[str, dict[Key, float]] = {}
     for name in BOUNDS:
         found = {
-            key: -20 * math.log10(scale * record.value)
-            for key, record in index.series("score", name).items()
-            if scale and key in reached and record.value
+            key: -20 * math.log10(scale * bound)
+            for key, bound in known(index.series("score", name)).items()
+            if scale and key in reached and bound
         }
         if found:
             limits[name] = found
@@ -445,7 +432,7 @@ def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float
     paired with the client's median outcome.
     """
     metric, numbers = index.series("metric", outcome), index.series("client", "image")
-    by_client = grouped((k[:2], r.value) for k, r in metric.items() if r.value is not None)
+    by_client = grouped((key[:2], value) for key, value in known(metric).items())
     pairs = []
     for key, record in sorted(index.series("score", score).items()):
         if key in metric:

@@ -10,16 +10,15 @@ from flwr_leakage.report.attempts import (
     LEAKED,
     Attempt,
     Fates,
-    commonest_class,
     ended,
-    labels_by_chance,
     labels_inferred,
     labels_right,
     worst_by_image,
+    worst_of,
 )
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, percent, values, who
 from flwr_leakage.report.large_clients import LargeClientsSection, inferred_beyond_guess
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
@@ -90,11 +89,10 @@ def _labels(
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
-        if most := commonest_class(found):
-            limit = labels_by_chance(index, found) or 0
-            chance = f", up to {limit:,} by chance" if told[0] <= limit else ""
-            guess = f"in all attempts; naming always one class has {most[0]:,}{chance}"
-        return Tile("labels inferred", f"{told[0]:,} of {told[1]:,}", guess)
+        if told.by_chance is not None:
+            chance = "" if told.is_beyond_guess else f", up to {told.by_chance:,} by chance"
+            guess = f"in all attempts; naming always one class has {told.commonest:,}{chance}"
+        return Tile("labels inferred", f"{told.right:,} of {told.whole:,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
     return Tile("labels inferred", UNTRIED, "the attacker was given them" if told else "")
@@ -119,12 +117,8 @@ def _accuracy(index: Index) -> Tile:
     term = f"test accuracy after round {last}" if last else "test accuracy before training"
     guess = notes[last] or "blind guess not known"
     if last and 0 in accuracy:
-        guess = f"before training: {_percent(accuracy[0])}"
-    return Tile(term, _percent(accuracy[last]), guess)
-
-
-def _percent(shares: Sequence[float]) -> str:
-    return f"{100 * (median(shares) or 0.0):.1f} %"
+        guess = f"before training: {percent(median(accuracy[0]), 1)}"
+    return Tile(term, percent(median(accuracy[last]), 1), guess)
 
 
 @dataclass(frozen=True)
@@ -221,11 +215,7 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     for a run without a record of any client. ``rounds_done`` is the last round with a record.
     """
     state = dict.fromkeys(fate.attacked, "tried")
-    worst_in: dict[tuple[int, int], Attempt] = {}
-    for attempt in found:
-        place = attempt.key[:2]
-        if place not in worst_in or attempt.leak > worst_in[place].leak:
-            worst_in[place] = attempt
+    worst_in = worst_of((attempt.key[:2], attempt) for attempt in found)
     state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
     took_part = {key[:2] for key in index.series("client", "images")}
     inferred = inferred_beyond_guess(index)

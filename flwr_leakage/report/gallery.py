@@ -70,16 +70,6 @@ class Exhibit:
         return self.key[0]
 
     @property
-    def has_defended(self) -> bool:
-        """Return whether the exhibit shows the sample as the client's defense encoded it."""
-        return any(picture.role == "defended" for picture in self.pictures)
-
-    @property
-    def has_decoded(self) -> bool:
-        """Return whether the exhibit shows the sample as decoded from recovered mixtures."""
-        return any(picture.role == "decoded" for picture in self.pictures)
-
-    @property
     def place(self) -> str:
         """Return the round, client, image and class of the sample in words."""
         label = f", class {self.label}" if self.label else ""
@@ -122,10 +112,18 @@ class Gallery:
     blind: Picture | None = None
 
     @property
+    def pictures(self) -> list[Picture]:
+        """Return the pictures of all exhibits."""
+        return [picture for exhibit in self.exhibits for picture in exhibit.pictures]
+
+    @property
     def is_private(self) -> bool:
         """Return whether the gallery shows a private image, or one that was made from it."""
-        shown = [picture for exhibit in self.exhibits for picture in exhibit.pictures]
-        return any(picture.uri for picture in shown)
+        return any(picture.uri for picture in self.pictures)
+
+    def has(self, role: str) -> bool:
+        """Return whether the gallery shows a picture of a role, such as ``defended``."""
+        return any(picture.role == role for picture in self.pictures)
 
     def choices(self, name: str) -> list[str]:
         """Return the distinct values of a field of the exhibits, for the page's filter."""

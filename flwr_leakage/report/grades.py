@@ -237,7 +237,7 @@ def grades_table(grades: Counter[Grade]) -> Table:
     for grade, meaning in _MEANING.items():
         rate = "counted with “recognisable”"
         if grade in known:
-            rate = _of_hundred(known[grade].most)
+            rate = percent(known[grade].most)
         rows.append((grade, str(grades[grade]), meaning, rate))
     columns = (
         "grade",
@@ -263,21 +263,17 @@ def measures_table() -> Table:
     return Table(columns, rows, (MEASURES,))
 
 
-def _of_hundred(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
 _ANY = (
-    ", ".join(f"{_of_hundred(1 - each.by_none)} of “{each.grade}”" for each in CALIBRATION)
+    ", ".join(f"{percent(1 - each.by_none)} of “{each.grade}”" for each in CALIBRATION)
     .replace("“recognisable”", "“recognisable” or better")
 )  # fmt: skip
 
 
 SURENESS = (
     f"How sure are the grades? In a test apart from this run, the best single measure found the "
-    f"original among {POOL} images for {_of_hundred(_RECOGNISABLE.most)} of the results graded "
-    f"“recognisable” or better, {_of_hundred(_PARTLY.most)} of “partly” and still "
-    f"{_of_hundred(_NOTHING.most)} of “nothing”. So “nothing” does not mean nothing is "
+    f"original among {POOL} images for {percent(_RECOGNISABLE.most)} of the results graded "
+    f"“recognisable” or better, {percent(_PARTLY.most)} of “partly” and still "
+    f"{percent(_NOTHING.most)} of “nothing”. So “nothing” does not mean nothing is "
     f"left."
 )
 """Sentences, for the head of the page, on how often originals are found by reconstructions of a

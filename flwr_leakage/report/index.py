@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, TypeVar
@@ -76,12 +76,12 @@ class Table:
             >>> Table(("round", "best, dB"), (("1", "–"), ("2", "–"))).without_decibels().columns
             ('round',)
         """
-        known = [
+        shown = [
             not name.endswith(", dB") or any(row[i] != "–" for row in self.rows)
             for i, name in enumerate(self.columns)
         ]
-        rows = tuple(tuple(compress(row, known)) for row in self.rows)
-        return replace(self, columns=tuple(compress(self.columns, known)), rows=rows)
+        rows = tuple(tuple(compress(row, shown)) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, shown)), rows=rows)
 
 
 class Index:
@@ -120,25 +120,25 @@ class Index:
         return sorted(held)
 
 
+def known(series: Series) -> dict[Key, float]:
+    """Return the known values of a series by (round, client, sample)."""
+    return {key: record.value for key, record in series.items() if record.value is not None}
+
+
 def values(series: Series) -> list[float]:
     """Return the known values of a series, without their keys (round, client, sample)."""
-    return [record.value for record in series.values() if record.value is not None]
+    return list(known(series).values())
 
 
 def is_constant(series: Series) -> bool:
     """Return whether at least two values of a series are known, and all known ones are equal."""
-    known = values(series)
-    return len(known) > 1 and len(set(known)) == 1
+    told = values(series)
+    return len(told) > 1 and len(set(told)) == 1
 
 
 def by_round(series: Series) -> dict[int, list[float]]:
     """Return lists of the known values of a series, keyed by the round."""
-    return grouped((key[0], r.value) for key, r in series.items() if r.value is not None)
-
-
-def by_client_of(series: Series) -> dict[int, list[float]]:
-    """Return lists of the known values of a series, keyed by the client's number."""
-    return grouped((key[1], r.value) for key, r in series.items() if r.value is not None)
+    return grouped((key[0], value) for key, value in known(series).items())
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -218,14 +218,14 @@ def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return ()
 
 
-def percent(part: float | None) -> str:
-    """Return a share of 1 as text in whole percent; a dash where there is none.
+def percent(part: float | None, digits: int = 0) -> str:
+    """Return a share of 1 as text in percent with ``digits`` decimals; a dash where there is none.
 
     Example:
-        >>> percent(0.934), percent(None)
-        ('93 %', '–')
+        >>> percent(0.934), percent(0.934, 1), percent(None)
+        ('93 %', '93.4 %', '–')
     """
-    return "–" if part is None else f"{100 * part:.0f} %"
+    return "–" if part is None else f"{100 * part:.{digits}f} %"
 
 
 def share(part: int, whole: int) -> str:
@@ -260,6 +260,17 @@ RANKED_CLIENTS = (
     "the share that is identified, then by the highest PSNR."
 )
 """For each table that ranks clients."""
+
+
+def span(amounts: Collection[int], noun: Sample) -> str:
+    """Return words for the least and the largest amount of samples.
+
+    Example:
+        >>> span([4, 1, 3], IMAGE), span([1, 1], IMAGE)
+        ('1 to 4 images', '1 image')
+    """
+    low, high = min(amounts), max(amounts)
+    return f"{low:,} to {high:,} {noun.many}" if low < high else count(low, noun.one)
 
 
 def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:

@@ -1,16 +1,13 @@
 """Report on clients with too many samples to attack: their labels, and what-if steps on a few."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_leakage.report.attempts import fates, graded, left_out
-from flwr_leakage.report.grades import GRADES, Grade, grade, text_grade
+from flwr_leakage.report.attempts import attempts, fates, graded, left_out, tally
 from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
-    Key,
     Table,
     count,
     decibel,
@@ -71,19 +68,15 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
     if right:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
         share, guess = f"{mean:.0f} %", f"{blind:.0f} %"
-        if mean > blind:
-            told.append(
-                f"What leaks all the same is how many {many} of each class a client has: "
-                f"{mean:.0f} % of an update’s labels were inferred rightly, and {blind:.0f} % by "
-                f"the better blind guess for each ({_mean_over(right)})."
-            )
-        else:
-            in_mean = " in the mean" if len(right) > 1 else ""
-            told.append(
-                f"Of how many {many} of each class a client has, the inference tells no more"
-                f"{in_mean} than a blind guess does: {mean:.0f} % of an update’s labels are right, "
-                f"and {blind:.0f} % by the better blind guess for each ({_mean_over(right)})."
-            )
+        counts, in_mean = f"how many {many} of each class a client has", " in the mean"
+        lead, how = f"What leaks all the same is {counts}", "were inferred rightly"
+        if mean <= blind:
+            no_more = f"the inference tells no more{in_mean * (len(right) > 1)}"
+            lead, how = f"Of {counts}, {no_more} than a blind guess does", "are right"
+        told.append(
+            f"{lead}: {mean:.0f} % of an update’s labels {how}, and {blind:.0f} % by the better "
+            f"blind guess for each (mean over {count(len(right), 'update')})."
+        )
         better = sum(own > guessed for own, guessed in right)
         if better and len(right) > 1:
             told.append(
@@ -103,10 +96,6 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
     return LargeClientsSection(
         share, guess, head, _why(index), labels, probe, _scores(index.sample)
     )
-
-
-def _mean_over(updates: Sequence[object]) -> str:
-    return f"mean over {count(len(updates), 'update')}"
 
 
 def _scores(noun: Sample) -> Table:
@@ -279,7 +268,7 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
     """
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:
-        grades = _grades(index, size)
+        grades = tally(attempts(index, str(size), "probe"))
         stopped = index.series("probe", f"{size}/stopped_by_budget")
         (place, ended), *_ = stopped.items()
         psnr = values(index.series("probe", f"{size}/psnr"))
@@ -331,22 +320,3 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
 
 def _and(several: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(several[:-1]), several[-1])))
-
-
-def _grades(index: Index, size: int) -> Counter[Grade]:
-    names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
-    placed = index.series("probe", f"{size}/token_accuracy")
-    named = index.series("probe", f"{size}/named_tokens")
-    series = [index.series("probe", f"{size}/{name}") for name in names]
-    keys: set[Key] = {key for each in (*series, placed) for key in each if key[2] >= 0}
-    found: Counter[Grade] = Counter()
-    for key in keys:
-        row = [each[key].value if key in each else None for each in series]
-        given = grade(*row)
-        if text := placed.get(key):
-            occur = named[key].value if key in named else None
-            given = text_grade(None if text.value is None else text.note, occur)
-        if given:
-            found[given] += 1
-    assert set(found) <= set(GRADES)
-    return found

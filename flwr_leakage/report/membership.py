@@ -7,7 +7,17 @@ from scipy import stats
 
 from flwr_leakage.measurements import NOT_TESTED, RunEvent
 from flwr_leakage.members.verdict import FORGEABLE
-from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, several, who
+from flwr_leakage.report.index import (
+    MAX_ROWS,
+    Index,
+    Key,
+    Table,
+    count,
+    grouped,
+    number,
+    several,
+    who,
+)
 
 LEVEL = 0.01
 """Corrected p-values up to this count as found: of runs without any of the candidates, at most one
@@ -74,11 +84,6 @@ class _Candidate:
     is_composite: bool
     is_silent: bool
     used: bool | None
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Return the round and the client of the update, and the number of the tested record."""
-        return self.server_round, self.client_id, self.sample
 
     @property
     def is_found(self) -> bool:
@@ -204,9 +209,7 @@ def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str
 
 def _places(updates: Sequence[tuple[int, int]]) -> str:
     """Return words for updates, each a round and a client: the rounds of at most three clients."""
-    rounds: dict[int, list[int]] = {}
-    for server_round, client in updates:
-        rounds.setdefault(client, []).append(server_round)
+    rounds = grouped((client, server_round) for server_round, client in updates)
     told = [
         f"{f'{who(client)} in ' if client >= 0 else ''}{several(sorted(held), 'round')}"
         for client, held in sorted(rounds.items())[:3]
@@ -222,26 +225,33 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
     truth = index.series("membership", "membership_truth")
     composite = index.series("membership", "membership_composite")
     silent = index.series("membership", "membership_silent")
-    best: dict[int, _Candidate] = {}
-    for (server_round, client_id, sample), record in corrected.items():
-        key = (server_round, client_id, sample)
-        before = best.get(sample)
-        p = None if record.value is None else min(1.0, record.value * updates)
-        is_less = p is not None and (
-            before is None
-            or before.p_value is None
-            or (key not in exact, p) < (before.place not in exact, before.p_value)
-        )
-        if before is None or is_less:
-            times = sum(k[2] == sample for k in exact) if before is None else before.exact_in
-            held = [row.value == 1 for k, row in truth.items() if k[2] == sample]
-            used = (any(held) if held else None) if before is None else before.used
-            bound = record.state == "upper bound"
-            spanned = key in composite and not times
-            best[sample] = _Candidate(
-                sample, p, server_round, client_id, times, bound, spanned, key in silent, used
+
+    def p_at(key: Key) -> float | None:
+        value = corrected[key].value
+        return None if value is None else min(1.0, value * updates)
+
+    def order(key: Key) -> tuple[bool, bool, float]:
+        return p_at(key) is None, key not in exact, p_at(key) or 0.0
+
+    found = []
+    for sample, keys in grouped((key[2], key) for key in corrected).items():
+        best = min(keys, key=order)
+        times = sum(key[2] == sample for key in exact)
+        held = [record.value == 1 for key, record in truth.items() if key[2] == sample]
+        found.append(
+            _Candidate(
+                sample,
+                p_at(best),
+                server_round=best[0],
+                client_id=best[1],
+                exact_in=times,
+                is_unresolved=corrected[best].state == "upper bound",
+                is_composite=best in composite and not times,
+                is_silent=best in silent,
+                used=any(held) if held else None,
             )
-    return list(best.values())
+        )
+    return found
 
 
 def _power(index: Index) -> str:
@@ -298,11 +308,8 @@ def _rates(index: Index) -> list[str]:
     """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; none
     if the truth is not known or the tests are too few.
     """
-    told = []
-    for rate in (0.01, 0.001):
-        share = members_found(index, rate)
-        if share is not None:
-            told.append(f"{share.told()} at {100 * rate:g} %")
+    shares = {rate: members_found(index, rate) for rate in (0.01, 0.001)}
+    told = [f"{share.told()} at {100 * rate:g} %" for rate, share in shares.items() if share]
     if not told:
         return []
     return [

@@ -45,7 +45,7 @@ def _draw(members: list[float], others: list[float]) -> Markup:
     points = found_by_rate(members, others)
     lowest = min(1 / len(others), 1 / len(members))
     name = "members-curve"
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
         rates, shares = zip(*points, strict=True)
         axes.plot([lowest, 1], [lowest, 1], color=MUTED, lw=1, ls=(0, (4, 2)), label="chance")

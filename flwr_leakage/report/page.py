@@ -5,16 +5,15 @@ As reports are shared, no path in the page shows users' names or home folders.
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flwr_leakage.measurements import DEFENDED_BY
@@ -63,7 +62,7 @@ from flwr_leakage.report.texts import FIRST_TOKENS, text_gallery
 from flwr_leakage.report.verdict import judge, limits_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
-from flwr_leakage.tracking.text import plain_text
+from flwr_leakage.tracking.text import plain_text, plain_tree
 
 MAX_CLIENTS = 100
 MAX_ALERTS = 3
@@ -131,7 +130,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
     names = [metadata.get("run"), *(record.run for record in run.records[:1])]
     named = [name for name in names if isinstance(name, str) and name]
     return (
-        _environment()
+        environment("flwr_leakage.report")
         .get_template("report.html")
         .render(
             # The first screen.
@@ -243,18 +242,21 @@ def _script(name: str) -> str:
     return (resources.files("flwr_leakage.report") / "templates" / name).read_text("utf-8")
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("flwr_leakage.report"),
+def environment(*packages: str) -> Environment:
+    """Return the environment of pages whose templates lie in these packages, with its filters."""
+    found = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["count"] = count
-    environment.filters["moment"] = _moment
-    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    return environment
+    found.filters["count"] = count
+    found.filters["moment"] = _moment
+    found.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    found.filters["homeless"] = homeless
+    found.filters["plain"] = plain_text
+    return found
 
 
 def rounds_of(index: Index) -> int:
@@ -353,7 +355,7 @@ def as_shown(run: RunData) -> RunData:
     return with_short_names(
         replace(
             run,
-            metadata=_cleaned({**_defense_said(run.events), **run.metadata}),
+            metadata=plain_tree({**_defense_said(run.events), **run.metadata}, homeless),
             records=tuple(
                 replace(record, note=homeless(record.note)) if record.note else record
                 for record in run.records
@@ -371,14 +373,6 @@ def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
     said = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", event.message) for event in events)
     names = sorted({found[1] for found in said if found})
     return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
-
-
-def _cleaned(node: Any) -> Any:
-    if isinstance(node, str):
-        return homeless(node)
-    if isinstance(node, Mapping):
-        return {key: _cleaned(value) for key, value in node.items()}
-    return [_cleaned(value) for value in node] if isinstance(node, list) else node
 
 
 # The run may have been made on another machine, so its user's folder is told by where it lies.

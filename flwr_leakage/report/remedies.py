@@ -11,10 +11,10 @@ from flwr_leakage.report.attempts import (
     all_exact,
     attempts,
     ended,
-    graded,
+    grades_told,
     grouped_by_client,
+    identified,
     most_at_risk_first,
-    tally,
     time_limit,
     what_if_names,
     what_if_time_limit,
@@ -30,6 +30,7 @@ from flwr_leakage.report.index import (
     count,
     decibel,
     median,
+    percent,
     section,
     share,
     values,
@@ -147,13 +148,8 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
     known = [attempt.psnr for attempt in found if attempt.psnr is not None]
-    ranked = [attempt for attempt in found if attempt.rank is not None]
-    first = sum(attempt.rank == 1 for attempt in ranked)
-    grades = tally(found)
-    ungraded = len(found) - grades.total()
-    told = ", ".join(filter(None, [graded(grades), f"{ungraded} without result" * bool(ungraded)]))
-    return (str(len(found)), told or "–", decibel(median(known)),
-            decibel(max(known, default=None)), share(first, len(ranked)))  # fmt: skip
+    return (str(len(found)), grades_told(found) or "–", decibel(median(known)),
+            decibel(max(known, default=None)), share(*identified(found)))  # fmt: skip
 
 
 SEEDS = "0,1,2"
@@ -176,7 +172,7 @@ def what_it_costs(
     if accuracy:
         last = max(accuracy)
         when = f"after round {last}" if last else "before training"
-        reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % {when}"
+        reached = f"{percent(median(accuracy[last]), 1)} {when}"
         bare = " without a defense" if is_simulation(metadata) else ""
         known = f"Test accuracy was {reached}{f' under {own}' if own else bare}. "
     words = words_of(metadata)

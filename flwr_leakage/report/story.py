@@ -19,8 +19,10 @@ from flwr_leakage.report.index import (
     decibel,
     grouped,
     median,
+    percent,
     section,
     several,
+    span,
     values,
 )
 
@@ -103,28 +105,20 @@ def _plain(name: str) -> str:
 
 
 def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> str:
-    sizes = [record.value for record in index.series("client", "images").values() if record.value]
+    sizes = [int(size) for size in values(index.series("client", "images")) if size]
     clients = {key[1] for key in index.series("client", "images")}
     model, data = _part(metadata, "model"), _part(metadata, "dataset")
     strategy, defense = _part(metadata, "strategy"), _part(metadata, "defense")
     who = count(len(clients), "client") if clients else "Clients"
-    span = ""
-    if sizes:
-        low, high = int(min(sizes)), int(max(sizes))
-        noun = index.sample
-        span = f" with {count(low, noun.one)}"
-        span = f" with {low:,} to {high:,} {noun.many}" if low < high else span
-    parts = [
-        f"{who}{span}"
-        + (" each" if len(clients) > 1 and sizes and min(sizes) == max(sizes) else "")
-    ]
+    held = f" with {span(sizes, index.sample)}" if sizes else ""
+    parts = [f"{who}{held}" + " each" * (len(clients) > 1 and len(set(sizes)) == 1)]
     parts.append(f"trained {_plain(model) or 'a model'}" + f" on {_plain(data)}" * bool(data))
     parts.append(f"for {count(rounds_done, 'round')}" + f" ({_plain(strategy)})" * bool(strategy))
     accuracy = by_round(index.series("utility", "test_accuracy"))
     learnt = ""
     if len(accuracy) > 1:
         first, last = (median(accuracy[r]) or 0.0 for r in (min(accuracy), max(accuracy)))
-        ends = f"{100 * first:.1f} %", f"{100 * last:.1f} %"
+        ends = percent(first, 1), percent(last, 1)
         word = "rose" if last > first else "fell"
         learnt = f"; test accuracy {word} from {ends[0]} to {ends[1]}"
         if ends[0] == ends[1]:
@@ -151,7 +145,9 @@ def _locally(index: Index) -> str:
 def _attacker(index: Index, metadata: Mapping[str, Any], fate: Fates) -> str:
     attack = _part(metadata, "attack")
     attacked = fate.attacked
-    if attack == "none" or (not attacked and fate.spared and _only_unconfigured(fate)):
+    if attack == "none" or (
+        not attacked and fate.spared and all("no attack" in why for why in fate.spared.values())
+    ):
         return "No attack was configured: nothing here says what an attacker could recover."
     if not attacked:
         return ""
@@ -169,10 +165,6 @@ def _attacker(index: Index, metadata: Mapping[str, Any], fate: Fates) -> str:
         f"The server kept to the protocol and attacked what it received (“honest but curious”)"
         f"{named}: the updates of {whom} in {several(rounds, 'round')}."
     )
-
-
-def _only_unconfigured(fate: Fates) -> bool:
-    return all("no attack" in reason for reason in fate.spared.values())
 
 
 def _given(metadata: Mapping[str, Any], with_test_images: bool) -> str:
@@ -234,11 +226,9 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         name = _part(metadata, group)
         _, settings = describe(section(metadata, "config").get(group))
         if group == "attack":
-            settings = _attack_settings(metadata)
+            settings = _attack_settings(metadata) if name != "none" else ""
         if group == "defense" and metadata.get("own_config_clients"):
             # the facts are those of the run's config, which these clients did not follow
-            settings = ""
-        if group == "attack" and name == "none":
             settings = ""
         if name:
             found.append(Fact(group, name, settings))

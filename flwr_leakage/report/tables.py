@@ -1,9 +1,9 @@
 """Make the report's tables: rounds, attacks, clients, classes, events, scores and costs."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-
-import numpy as np
+from collections.abc import Collection, Mapping, Sequence
+from itertools import compress
+from statistics import fmean
 
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
@@ -13,6 +13,7 @@ from flwr_leakage.report.attempts import (
     ended,
     fates,
     grouped_by_client,
+    identified,
     risk,
     tally,
 )
@@ -25,7 +26,6 @@ from flwr_leakage.report.index import (
     Index,
     Series,
     Table,
-    by_client_of,
     by_round,
     ceiling_told,
     count,
@@ -33,9 +33,11 @@ from flwr_leakage.report.index import (
     grouped,
     heading,
     is_constant,
+    known,
     label,
     median,
     number,
+    percent,
     several,
     share,
     unit_of,
@@ -72,14 +74,14 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     utilities_in = {name: by_round(index.series("utility", name)) for name in utilities}
     rows = []
     for server_round in index.rounds("metric", "utility"):
-        known, here = psnr_in.get(server_round, []), found_in.get(server_round, [])
+        reached, here = psnr_in.get(server_round, []), found_in.get(server_round, [])
         row = [str(server_round) if server_round else "before"]
         row += [_utility(name, utilities_in[name].get(server_round, [])) for name in utilities]
         if found:
             row += [str(len(here)) if here else "–", *_grades(here)]
         if psnr:
-            row += [decibel(median(known)), decibel(max(known, default=None)),
-                    decibel(min(known, default=None)),
+            row += [decibel(median(reached)), decibel(max(reached, default=None)),
+                    decibel(min(reached, default=None)),
                     decibel(median(blind_in.get(server_round, [])))]  # fmt: skip
         row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
         rows.append(tuple(row))
@@ -125,14 +127,11 @@ def _metric_heading(name: str, series: Series) -> str:
 def _metric(name: str, numbers: list[float]) -> str:
     if not numbers:
         return "–"
-    return f"{100 * np.mean(numbers):.0f} %" if _is_share(name) else number(median(numbers))
+    return percent(fmean(numbers)) if _is_share(name) else number(median(numbers))
 
 
 def _utility(name: str, numbers: list[float]) -> str:
-    value = median(numbers)
-    if value is None or not _is_share(name):
-        return number(value)
-    return f"{100 * value:.1f} %"
+    return percent(median(numbers), 1) if _is_share(name) else number(median(numbers))
 
 
 def missing(index: Index, kind: str) -> tuple[str, ...]:
@@ -218,51 +217,63 @@ def clients_table(
     by_client = grouped_by_client(found)
     fate = fates(index)
     attacked = _attacked(fate, found)
-    rested: dict[int, dict[str, list[int]]] = {}
-    for (server_round, client), reason in sorted(fate.spared.items()):
-        if client in attacked:
-            rested.setdefault(client, {}).setdefault(reason, []).append(server_round)
-    doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
-    columns = [
-        "client",
-        *([DOES] * bool(doing)),
-        *("attempts", *GRADES, "worst case, dB", "identified"),
-        *([BECAUSE] * bool(rested)),
-        *([TRAINED] * replayed.any),
-        "errors, warnings",
-    ]
-    rows = []
+    rested = grouped(
+        ((client, reason), server_round)
+        for (server_round, client), reason in sorted(fate.spared.items())
+        if client in attacked
+    )
+    reasons = grouped(
+        (client, f"{several(rounds, 'round')}: {why}") for (client, why), rounds in rested.items()
+    )
+    told = {client: "; ".join(texts) for client, texts in reasons.items()}
     # A stable sort: clients of equal risk keep the order of their numbers.
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
+    cells = {}
     for client in by_risk[:limit]:
         here = by_client.get(client, [])
         worst = max(here, key=lambda attempt: attempt.leak, default=None)
-        ranked = [attempt for attempt in here if attempt.rank is not None]
-        first = sum(attempt.rank == 1 for attempt in ranked)
-        reasons = [f"{several(r, 'round')}: {why}" for why, r in rested.get(client, {}).items()]
-        rows.append(
-            (
-                str(client) if client >= 0 else "aggregate",
-                *([doing.get(client, "–")] * bool(doing)),
-                *(
-                    str(len(here)) if here else "–",
-                    *_grades(here),
-                    decibel(worst.psnr if worst else None),
-                ),
-                share(first, len(ranked)),
-                *(["; ".join(reasons) or "–"] * bool(rested)),
-                *([replay_of_client(replayed, client)] * replayed.any),
-                str(troubles_of[client]) if client >= 0 else "–",
-            )
-        )
+        tried = str(len(here)) if here else "–"
+        reached = decibel(worst.psnr if worst else None)
+        cells[client] = (tried, *_grades(here), reached, share(*identified(here)))
     by_decibels = any(attempt.psnr is not None for attempt in found)
     notes = (
-        *_left_out(attacked, rows),
-        *ceiling_told(rows),
+        *_left_out("client", attacked, cells),
+        *ceiling_told(cells.values()),
         *([RANKED, RANKED_CLIENTS] * by_decibels),
     )
-    table = Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
-    return table.without_decibels()
+    columns = ("attempts", *GRADES, "worst case, dB", "identified")
+    return _of_clients(index, events, columns, cells, told, notes).without_decibels()
+
+
+def _of_clients(
+    index: Index,
+    events: Sequence[RunEvent],
+    columns: Sequence[str],
+    cells: Mapping[int, Sequence[str]],
+    spared: Mapping[int, str],
+    notes: tuple[str, ...],
+) -> Table:
+    """Return a table of clients with ``columns`` of its own, whose ``cells`` are given by client,
+    between columns of what each client does, why it was not attacked (``spared``, by client),
+    whether it trained its updates, and its errors. Columns without content are left out.
+    """
+    doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
+    has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
+    rows = (
+        (
+            str(client) if client >= 0 else "aggregate",
+            doing.get(client, "–"),
+            *own,
+            spared.get(client, "–"),
+            replay_of_client(replayed, client),
+            str(troubles_of[client]) if client >= 0 else "–",
+        )
+        for client, own in cells.items()
+    )
+    headings = ("client", DOES, *columns, BECAUSE, TRAINED, "errors, warnings")
+    shown = tuple(tuple(compress(row, has)) for row in rows)
+    texts = (DOES, BECAUSE, TRAINED)
+    return Table(tuple(compress(headings, has)), shown, notes, MAX_ROWS, texts)
 
 
 def unattacked_table(
@@ -275,24 +286,11 @@ def unattacked_table(
     # A reason from a round in which other clients were attacked is the most informative.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
-    doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
-    known = spared.keys() | {client for client in troubles_of if client >= 0}
-    known |= {key[1] for key in index.series("check", "replay_residual")}
-    clients = sorted(known - attacked)
-    rows = [
-        (
-            str(client),
-            *([doing.get(client, "–")] * bool(doing)),
-            *([spared.get(client, "–")] * bool(spared)),
-            *([replay_of_client(replayed, client)] * replayed.any),
-            str(troubles_of[client]),
-        )
-        for client in clients[:limit]
-    ]
-    columns = ["client", *([DOES] * bool(doing)), *([BECAUSE] * bool(spared)),
-               *([TRAINED] * replayed.any), "errors, warnings"]  # fmt: skip
-    notes = _left_out(clients, rows)
-    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
+    named = spared.keys() | {client for client in _troubles(events) if client >= 0}
+    named |= {key[1] for key in index.series("check", "replay_residual")}
+    clients = sorted(named - attacked)
+    cells = dict.fromkeys(clients[:limit], ())
+    return _of_clients(index, events, (), cells, spared, _left_out("client", clients, cells))
 
 
 def _attacked(fate: Fates, found: Sequence[Attempt]) -> set[int]:
@@ -304,9 +302,14 @@ def _troubles(events: Sequence[RunEvent]) -> Counter[int]:
     return Counter(event.client_id for event in events if event.level != "info")
 
 
-def _left_out(clients: Collection[int], rows: Sequence[object]) -> tuple[str, ...]:
-    left_out = len(clients) - len(rows)
-    return (f"{count(left_out, 'further client')} left out.",) if left_out else ()
+def _left_out(
+    noun: str, entries: Collection[object], rows: Collection[object], where: str = ""
+) -> tuple[str, ...]:
+    """Return a sentence on the number of entries, such as clients, that a table has no row for;
+    none if there is no such entry. ``where`` says where these are.
+    """
+    left_out = len(entries) - len(rows)
+    return (f"{count(left_out, f'further {noun}')} left out{where}.",) if left_out else ()
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
@@ -317,11 +320,8 @@ def events_table(events: Sequence[RunEvent], limit: int) -> Table:
         (event.level, str(event.server_round or "–"), who(event.client_id), event.message)
         for event in ranked[:limit]
     )
-    left_out = len(events) - len(rows)
-    notes = (f"{count(left_out, 'further event')} left out; all are in records.jsonl.",)
-    return Table(
-        ("level", "round", "where", "what happened"), rows, notes if left_out else (), MAX_ROWS
-    )
+    notes = _left_out("event", events, rows, "; all are in records.jsonl")
+    return Table(("level", "round", "where", "what happened"), rows, notes, MAX_ROWS)
 
 
 UNDEFENDED = (
@@ -361,10 +361,10 @@ def constants(index: Index) -> tuple[str, ...]:
     for name in index.names("score"):
         series = index.series("score", name)
         if is_constant(series):
-            known = [record for record in series.values() if record.value is not None]
-            notes = {record.note for record in known}
+            notes = {record.note for record in series.values() if record.value is not None}
             why = notes.pop() if len(notes) == 1 else ""
-            names_by_value.setdefault((number(known[0].value), why), []).append(label(name))
+            value = number(values(series)[0])
+            names_by_value.setdefault((value, why), []).append(label(name))
     return tuple(
         f"{', '.join(names)}: {value} for every sample, hence with neither chart nor column."
         f"{f' The reason: {why}.' if why else ''}{UNDEFENDED * why.startswith('δ = 0')}"
@@ -383,12 +383,12 @@ def scores_table(index: Index) -> Table:
             continue
         if not any(record.state or record.error is not None for record in series.values()):
             continue
-        known = sorted(
+        ordered = sorted(
             ((r.value, r.error) for r in series.values() if r.value is not None),
             key=lambda pair: pair[0],
         )
-        typical = known[(len(known) - 1) // 2] if known else (None, None)
-        bars = [e / abs(v) for v, e in known if e is not None and v]
+        typical = ordered[(len(ordered) - 1) // 2] if ordered else (None, None)
+        bars = [e / abs(v) for v, e in ordered if e is not None and v]
         told = [record for record in series.values() if not SPARED.match(record.note)]
         states = Counter(record.state or "not said" for record in told)
         rows.append(
@@ -411,7 +411,7 @@ def client_scores_table(index: Index, limit: int) -> Table:
     ``limit`` rows.
     """
     scores_of = {
-        name: by_client_of(series)
+        name: grouped((key[1], value) for key, value in known(series).items())
         for name in index.names("score")
         if not is_constant(series := index.series("score", name))
     }
@@ -420,10 +420,7 @@ def client_scores_table(index: Index, limit: int) -> Table:
         (str(client), *(number(median(groups.get(client, []))) for groups in scores_of.values()))
         for client in clients[:limit]
     )
-    left_out = len(clients) - len(rows)
-    notes: tuple[str, ...] = ()
-    if left_out:
-        notes += (f"{count(left_out, 'further client')} left out.",)
+    notes = _left_out("client", clients, rows)
     fate = fates(index)
     attacked = {client for _, client in fate.attacked}
     untried = sorted(({client for _, client in fate.spared} - attacked) & set(clients))

@@ -9,9 +9,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Literal
 
-from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import Attempt, worst_first
-from flwr_leakage.report.index import Index, Table, by_round, count, grouped, percent, who
+from flwr_leakage.report.index import Index, Table, by_round, count, grouped, known, percent, who
 from flwr_leakage.tracking import TextRecord
 
 Mark = Literal["placed", "named", "missed", "wrong"]
@@ -203,7 +202,7 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
         by_round(index.series("metric", name))
         for name in ("blind_token_accuracy", "exact_text", "named_tokens")
     )
-    alike = index.series("metric", "rouge_l")
+    alike = known(index.series("metric", "rouge_l"))
     certified = grouped(
         (key[0], "not certified" not in record.note and "certified" in record.note)
         for key, record in index.series("attack", "objective").items()
@@ -217,7 +216,7 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
                 str(int(sum(exact.get(server_round, [])))),
                 percent(fmean(each.tokens or 0.0 for each in tried)),
                 percent(_mean(blind.get(server_round))),
-                f"{fmean(_or_zero(alike.get(each.key)) for each in tried):.2f}",
+                f"{fmean(alike.get(each.key, 0.0) for each in tried):.2f}",
                 percent(_mean(named.get(server_round))),
                 f"{sum(certified.get(server_round, []))} of "
                 f"{count(len(certified.get(server_round, [])), 'update')}",
@@ -228,11 +227,6 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
          "named", "replay-certified"),
         tuple(rows),
     )  # fmt: skip
-
-
-def _or_zero(record: LeakageRecord | None) -> float:
-    """Return a record's value; 0 where there is no record or no value."""
-    return record.value or 0.0 if record else 0.0
 
 
 def _mean(shares: Sequence[float] | None) -> float | None:

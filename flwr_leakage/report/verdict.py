@@ -12,19 +12,18 @@ from flwr_leakage.report.attempts import (
     Fates,
     attempts,
     beyond_chance,
-    commonest_class,
     ended,
     ended_by_time,
     fates,
     graded,
+    grades_told,
     grouped_by_client,
-    labels_beyond_guess,
-    labels_by_chance,
+    identified,
     labels_inferred,
     labels_right,
     left_out,
     limit_told,
-    pool_size,
+    pool_of,
     risk,
     seen_of,
     tally,
@@ -98,15 +97,17 @@ def judge(
         return Verdict(nothing_seen.answer, nothing_seen.level, besides, head)
     each = worst_by_image(found)
     repeated = 0 < len(each) < len(found)
-    rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""
+    rest = f"Over all {_attempts(found)}: {grades_told(found)}." if repeated else ""
     whom = _whom(found)
     if each:
         worst = ", each by its worst round" * repeated
         can = f"{seen_of(each)} can be seen (exact or recognisable). "
         shown = f"{can[0].upper()}{can[1:]}" * any(a.grade in LEAKED for a in each)
-        summary = f"{shown}{count(len(each), index.sample.one)} of {whom}{worst}: {_grades(each)}."
+        summary = (
+            f"{shown}{count(len(each), index.sample.one)} of {whom}{worst}: {grades_told(each)}."
+        )
     else:
-        summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
+        summary = f"{_attempts(found)}, on {whom}: {grades_told(found)}."
     risky, identified = _most_at_risk(found), _identified(found, grades)
     told = (rest, risky, identified, labels_told(index, metadata, found), *besides)
     details = tuple(text for text in told if text)
@@ -181,12 +182,6 @@ def _attempts(found: Sequence[Attempt]) -> str:
     return f"{count(len(found), 'attempt')} ({noun} in a round) in {count(rounds, 'round')}"
 
 
-def _grades(found: Sequence[Attempt]) -> str:
-    grades = tally(found)
-    ungraded = len(found) - grades.total()
-    return f"{graded(grades)}" + f", {ungraded} without result" * bool(ungraded)
-
-
 def _most_at_risk(found: Sequence[Attempt]) -> str:
     by_client = grouped_by_client(found)
     client = max(by_client, key=lambda c: (risk(by_client[c]), -c))
@@ -221,21 +216,19 @@ def _reached(worst: Attempt) -> str:
 
 
 def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
-    ranked = [attempt for attempt in found if attempt.rank is not None]
-    first = sum(attempt.rank == 1 for attempt in ranked)
-    size = int(median([pool_size(attempt) for attempt in ranked]) or 0)
-    if size < 2:
+    (first, ranked), size = identified(found), pool_of(found)
+    if not size:
         return ""
     point = "points" if first == 1 else "point"
-    hidden = sum(attempt.rank == 1 and attempt.grade == "nothing" for attempt in ranked)
+    hidden = sum(attempt.rank == 1 and attempt.grade == "nothing" for attempt in found)
     is_ = "is" if hidden == 1 else "are"
     unseen = f" {hidden:,} of the {first:,} {is_} graded “nothing”." if hidden else ""
     noun = found[0].sample
     text = (
-        f"Identification: {first:,} of {count(len(ranked), 'attempt')} {point} to the original "
+        f"Identification: {first:,} of {count(ranked, 'attempt')} {point} to the original "
         f"among it and {size - 1} others, drawn from the {noun.many} of all clients; blind "
-        f"guessing does so once in {size}, so {len(ranked) / size:.2g} times in "
-        f"{len(ranked):,}.{unseen} The measure: {noun.likeness}. How many it misses is not known."
+        f"guessing does so once in {size}, so {ranked / size:.2g} times in "
+        f"{ranked:,}.{unseen} The measure: {noun.likeness}. How many it misses is not known."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and beyond_chance(found):
@@ -313,25 +306,22 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     empty if none was compared with the truth, or if it was given them and all are right.
     """
     told, inferred = labels_right(index, found), labels_inferred(index, metadata)
-    if not told or (told[0] == told[1] and not inferred):
+    if told is None or (told.right == told.whole and not inferred):
         return ""
-    (right, whole), guess = told, commonest_class(found)
-    better = labels_beyond_guess(index, found)
-    leak = "Labels leak" if better and inferred else "Labels"
+    leak = "Labels leak" if told.is_beyond_guess and inferred else "Labels"
     source = ", from the update alone" * inferred
-    most = labels_by_chance(index, found)
-    if guess is not None and most is not None and not better:
+    if told.by_chance is not None and not told.is_beyond_guess:
         source += (
-            f"; a guess that is right as often as the commonest class ({guess[0]} of {guess[1]}) "
-            f"has up to {most} by chance"
+            f"; a guess that is right as often as the commonest class ({told.commonest} of "
+            f"{told.known}) has up to {told.by_chance} by chance"
         )
     noun = index.sample.one
     wrong = (
         f" With a wrong label an attack looks for another {noun}, so that its failure says less."
     )
     return (
-        f"{leak}: the attack got the label right in {right:,} of "
-        f"{count(whole, 'attempt')}{source}.{wrong * (right < whole)}"
+        f"{leak}: the attack got the label right in {told.right:,} of "
+        f"{count(told.whole, 'attempt')}{source}.{wrong * (told.right < told.whole)}"
     )
 
 

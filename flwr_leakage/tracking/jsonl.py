@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.lines import VERSION, TextRecord
+from flwr_leakage.tracking.lines import VERSION, ImageRecord, TextRecord
 from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.tracking.tracker import check_role, checked_pixels
 from flwr_leakage.untrusted import inside
@@ -148,16 +148,8 @@ class JsonlTracker:
         path = image_path(self.folder, server_round, client_id, sample, role)
         write_private(path, _png(checked_pixels(pixels, role)))
         self._enter(server_round)
-        self._append(
-            {
-                "type": "image",
-                "server_round": int(server_round),
-                "client_id": int(client_id),
-                "sample": int(sample),
-                "role": role,
-                "path": f"images/{path.name}",
-            }
-        )
+        row = ImageRecord(int(server_round), int(client_id), int(sample), role, path)
+        self._append({"type": "image", **vars(row), "path": f"images/{path.name}"})
 
     def text(self, text: TextRecord) -> None:
         """Append a line with one text, of which at most ``MAX_TOKENS`` tokens are kept.

@@ -155,21 +155,6 @@ def parsed(kind: type[_Line], row: _Row) -> _Line:
     return kind(**content)
 
 
-def _check(hint: Any) -> Callable[[object], bool]:
-    """Return a function that tells whether a JSON value fits a type annotation."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return lambda value: value in args
-    if origin in (Union, UnionType):
-        checks = tuple(map(_check, args))
-        return lambda value: any(fits(value) for fits in checks)
-    if origin is tuple:
-        fits_entry = _check(args[0])
-        return lambda value: type(value) is list and all(map(fits_entry, value))
-    types = {float: (float, int), Path: (str,)}.get(hint, (hint,))
-    return lambda value: type(value) in types
-
-
 _JSON_TYPES = {int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 
 
@@ -188,6 +173,24 @@ def _node(hint: Any) -> dict[str, Any]:
     return {"type": _JSON_TYPES[hint]}
 
 
+_TYPES: Mapping[str, list[type]] = {
+    "integer": [int], "number": [float, int], "string": [str], "null": [NoneType],
+}  # fmt: skip
+"""The types of JSON's values by the names that a schema gives them."""
+
+
+def _check(node: Mapping[str, Any]) -> Callable[[object], bool]:
+    """Return a function that tells whether a JSON value fits a schema."""
+    if "enum" in node:
+        return lambda value: value in node["enum"]
+    if "items" in node:
+        fits_entry = _check(node["items"])
+        return lambda value: type(value) is list and all(map(fits_entry, value))
+    names = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    types = [known for name in names for known in _TYPES[name]]
+    return lambda value: type(value) in types
+
+
 def _told(hint: Any) -> str:
     """Return in words the type that a field must have, given its annotation."""
     node = _node(hint)
@@ -200,7 +203,7 @@ def _told(hint: Any) -> str:
 
 
 _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = {
-    kind: tuple((name, hint, _check(hint)) for name, hint in get_type_hints(kind).items())
+    kind: tuple((name, hint, _check(_node(hint))) for name, hint in get_type_hints(kind).items())
     for kind in LINES.values()
 }
 """For each kind of line, its fields with their annotations and checks, made once for all lines."""

@@ -1,14 +1,31 @@
 """Define the base class of live views: one point for each round, counts of events, images."""
 
+import importlib
+import math
+import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+from flwr_leakage.tracking.tracker import checked_pixels
+
+
+def imported(module: str, what: str, extra: str) -> Any:
+    """Return a module that a live view needs, by its name.
+
+    Raises:
+        ImportError: it is not installed. The message says what needs it, ``what``, and names the
+            extra of this package that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{what}: pip install 'flwr-leakage[{extra}]'.") from error
 
 
 class LiveTracker(ABC):
@@ -22,14 +39,17 @@ class LiveTracker(ABC):
 
     def __init__(self, upload_images: bool) -> None:
         self._upload_images = upload_images
-        self._medians = RoundMedians()
+        self._values: dict[str, list[float]] = {}
         self._levels: Counter[str] = Counter()
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Add a record's number to those of its round and quantity, whose median is sent."""
+        """Add a record's number to those of its round and quantity, whose median is sent under the
+        name ``kind/name``. A missing, NaN or infinite one is left out.
+        """
         self._enter(record.server_round)
-        self._medians.add(record)
+        if record.value is not None and math.isfinite(record.value):
+            self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
 
     def event(self, event: RunEvent) -> None:
         """Count one event of its round by its level; its text is not sent."""
@@ -55,7 +75,9 @@ class LiveTracker(ABC):
         self._server_round = server_round
 
     def _send_round(self) -> None:
-        numbers = {**self._medians.take(), **self._levels}
+        medians = {name: statistics.median(values) for name, values in self._values.items()}
+        numbers = {**medians, **self._levels}
+        self._values.clear()
         self._levels.clear()
         if numbers:
             self._send(self._server_round, numbers)

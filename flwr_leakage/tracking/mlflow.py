@@ -6,22 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_leakage.tracking.live import LiveTracker
-
-
-def open_client(tracking_uri: str) -> Any:
-    """Return an ``MlflowClient`` of a server or database.
-
-    Raises:
-        ImportError: MLflow is not installed. The message names the extra that installs it.
-    """
-    try:
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise ImportError(
-            "MlflowTracker needs MLflow: pip install 'flwr-leakage[mlflow]'."
-        ) from error
-    return MlflowClient(tracking_uri=tracking_uri)
+from flwr_leakage.tracking.live import LiveTracker, imported
 
 
 class MlflowTracker(LiveTracker):
@@ -47,8 +32,11 @@ class MlflowTracker(LiveTracker):
         super().__init__(upload_images)
         folder = Path(folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        uri = tracking_uri or f"sqlite:///{folder / 'mlflow.db'}"
-        self._client = open_client(uri) if client is None else client
+        if client is None:
+            mlflow = imported("mlflow.tracking", "MlflowTracker needs MLflow", "mlflow")
+            uri = tracking_uri or f"sqlite:///{folder / 'mlflow.db'}"
+            client = mlflow.MlflowClient(tracking_uri=uri)
+        self._client = client
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
             # Artifacts of a local database would else go to the working folder.

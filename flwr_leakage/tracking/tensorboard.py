@@ -7,22 +7,7 @@ from typing import Any
 import numpy as np
 
 from flwr_leakage.records import RunEvent
-from flwr_leakage.tracking.live import LiveTracker
-
-
-def open_writer(folder: Path) -> Any:
-    """Return a ``SummaryWriter`` of TensorBoard that writes into a folder.
-
-    Raises:
-        ImportError: TensorBoard is not installed. The message names the extra that installs it.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "TensorBoardTracker needs TensorBoard: pip install 'flwr-leakage[tensorboard]'."
-        ) from error
-    return SummaryWriter(log_dir=str(folder))
+from flwr_leakage.tracking.live import LiveTracker, imported
 
 
 class TensorBoardTracker(LiveTracker):
@@ -37,7 +22,11 @@ class TensorBoardTracker(LiveTracker):
 
     def __init__(self, folder: str | Path, writer: Any | None = None) -> None:
         super().__init__(upload_images=True)  # the files stay in a folder of this machine
-        self._writer = open_writer(Path(folder)) if writer is None else writer
+        if writer is None:
+            what = "TensorBoardTracker needs TensorBoard"
+            tensorboard = imported("torch.utils.tensorboard", what, "tensorboard")
+            writer = tensorboard.SummaryWriter(log_dir=str(folder))
+        self._writer = writer
 
     def event(self, event: RunEvent) -> None:
         """Write the text of one event."""

@@ -4,6 +4,7 @@ import io
 import re
 import sys
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 MAX_CHARACTERS = 2000
@@ -52,16 +53,15 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
     return f"{kept[: max_characters - _ROOM]}… (cut from {len(text):,} characters)"
 
 
-def plain_tree(node: Any) -> Any:
-    """Return JSON content in which control and invisible characters are spelled out.
-
-    Each text and each key is treated by :func:`plain_text`.
+def plain_tree(node: Any, treat: Callable[[str], str] = plain_text) -> Any:
+    """Return JSON content whose texts and keys are treated by a function, by default such that
+    control and invisible characters are spelled out.
     """
     if isinstance(node, str):
-        return plain_text(node)
+        return treat(node)
     if isinstance(node, dict):
-        return {plain_text(key): plain_tree(value) for key, value in node.items()}
-    return [plain_tree(value) for value in node] if isinstance(node, list) else node
+        return {treat(key): plain_tree(value, treat) for key, value in node.items()}
+    return [plain_tree(value, treat) for value in node] if isinstance(node, list) else node
 
 
 def _spelled(character: str) -> str:

@@ -1,8 +1,6 @@
 """Define the interface of trackers, which receive the numbers, events and images of a run."""
 
-import math
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -128,25 +126,3 @@ def checked_pixels(pixels: Tensor, role: str) -> Tensor:
         raise ValueError(f"pixels must be (1 or 3, H, W), got {tuple(pixels.shape)}.")
     finite = torch.nan_to_num(pixels.detach().to("cpu", torch.float32), nan=0.0)
     return finite.clamp(0.0, 1.0)
-
-
-class RoundMedians:
-    """A collector of a round's numbers, which gives the median of each quantity.
-
-    Live views draw one point for each round; all single values are in ``records.jsonl``. Quantities
-    are named ``kind/name``, such as ``metric/psnr``.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-
-    def add(self, record: LeakageRecord) -> None:
-        """Add a record's number to its quantity; a missing, NaN or infinite one is left out."""
-        if record.value is not None and math.isfinite(record.value):
-            self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
-
-    def take(self) -> dict[str, float]:
-        """Return the median of each quantity since the last call, by name; forget the numbers."""
-        medians = {name: statistics.median(values) for name, values in self._values.items()}
-        self._values.clear()
-        return medians

@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from flwr_leakage.tracking.live import LiveTracker
+from flwr_leakage.tracking.live import LiveTracker, imported
 
 
 def _import_wandb() -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ImportError(
-            "WandbTracker needs Weights & Biases: pip install 'flwr-leakage[wandb]'."
-        ) from error
-    return wandb
+    return imported("wandb", "WandbTracker needs Weights & Biases", "wandb")
 
 
 class WandbTracker(LiveTracker):

@@ -64,6 +64,14 @@ def test_runs_of_equal_settings_are_averaged_over_their_seeds(sweep):
     assert "41.0 (40.0 to 42.0, n = 2)" in str(found) and "±" not in str(found)
 
 
+def test_lpips_is_found_under_the_name_of_its_network(tmp_path):
+    folder = write_run(tmp_path / "run", [20.0])
+    tracker = JsonlTracker(folder, resume=True)
+    tracker.log(LeakageRecord("run", 1, 0, 0, "metric", "lpips_squeeze", 0.3))
+    tracker.close()
+    assert outcome(read_run(folder)).values["lpips_median"] == 0.3
+
+
 def test_below_five_seeds_a_range_and_their_number_stand_for_a_deviation(tmp_path):
     for seed, psnr in enumerate((60.0, 20.0, 60.0, 20.0, 40.0)):
         write_run(tmp_path / str(seed), [psnr], seed=seed)

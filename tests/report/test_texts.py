@@ -90,7 +90,7 @@ def test_a_label_without_an_answer_counts_as_wrong():
     records += [record("metric", "token_accuracy", i, 1.0 - i, "all tokens") for i in (0, 1)]
     records += [record("client", "class", i, 0.0, name) for i, name in enumerate(("cat", "dog"))]
     index = Index(records)
-    assert labels_right(index, attempts(index)) == (1, 2)
+    assert labels_right(index, attempts(index))[:2] == (1, 2)
 
 
 def test_tokens_that_are_named_alone_are_no_full_leak(tmp_path):

@@ -1,3 +1,4 @@
+import math
 import sys
 from types import SimpleNamespace
 
@@ -30,13 +31,15 @@ def psnr(server_round, value):
 def test_tensorboard_gets_the_median_of_each_round(tmp_path):
     writer = Fake()
     tracker = TensorBoardTracker(tmp_path, writer=writer)
-    for server_round, value in [(1, 10.0), (1, 30.0), (1, 12.0), (1, None), (2, 5.0)]:
+    missing = [(1, None), (1, math.nan), (1, math.inf)]
+    for server_round, value in [(1, 10.0), (1, 30.0), *missing, (1, 12.0), (2, 5.0)]:
         tracker.log(psnr(server_round, value))
+    tracker.log(LeakageRecord("r", 2, 0, 0, "score", "psnr", 4.0))
     tracker.event(RunEvent("r", 2, 4, "error", "no reply"))
     tracker.image(2, 4, 0, "original", torch.full((1, 2, 2), 2.0))
     tracker.close()
     scalars = [arguments for arguments, _ in writer.named("add_scalar")]
-    assert scalars == [("metric/psnr", 12.0, 1), ("metric/psnr", 5.0, 2)]
+    assert scalars == [("metric/psnr", 12.0, 1), ("metric/psnr", 5.0, 2), ("score/psnr", 4.0, 2)]
     assert writer.named("add_text") == [(("error", "client 4: no reply", 2), {})]
     [((tag, pixels, server_round), _)] = writer.named("add_image")
     assert (tag, server_round) == ("original/client_4/sample_0", 2)

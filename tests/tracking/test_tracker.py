@@ -5,7 +5,7 @@ import torch
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking import CompositeTracker
-from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
+from flwr_leakage.tracking.tracker import checked_pixels
 
 
 class Recorder:
@@ -66,12 +66,3 @@ def test_checked_pixels_clamps_and_removes_nan():
 def test_checked_pixels_names_a_wrong_shape(shape):
     with pytest.raises(ValueError, match=r"pixels must be \(1 or 3, H, W\), got"):
         checked_pixels(torch.zeros(shape), "original")
-
-
-def test_medians_are_by_kind_and_name_and_leave_out_what_is_missing():
-    medians = RoundMedians()
-    for value in (1.0, 2.0, 10.0, None, math.nan):
-        medians.add(LeakageRecord("r", 1, 0, 0, "metric", "psnr", value))
-    medians.add(LeakageRecord("r", 1, 0, 0, "score", "psnr", 4.0))
-    assert medians.take() == {"metric/psnr": 2.0, "score/psnr": 4.0}
-    assert medians.take() == {}
