@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.lines import TextRecord
 from flwr_leakage.tracking.run_data import RunData
-from flwr_leakage.tracking.tracker import Tracker
+from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 
 
 @dataclass
@@ -40,6 +41,7 @@ class OnceTracker:
                 *map(_number, run.records),
                 *map(_event, run.events),
                 *((i.server_round, i.client_id, i.sample, i.role) for i in run.images),
+                *map(_text, run.texts),
             },
         )
 
@@ -60,6 +62,12 @@ class OnceTracker:
         if self._is_new((server_round, client_id, sample, role)):
             self._open().image(server_round, client_id, sample, role, pixels)
 
+    def text(self, text: TextRecord) -> None:
+        """Pass a text on to a tracker that takes texts, unless the run holds it already."""
+        tracker = self._open()
+        if isinstance(tracker, KeepsTexts) and self._is_new(_text(text)):
+            tracker.text(text)
+
     def close(self) -> None:
         """Close the tracker that receives the entries, if it was set."""
         if self.tracker is not None:
@@ -75,6 +83,10 @@ class OnceTracker:
             return False
         self.seen.add(key)
         return True
+
+
+def _text(text: TextRecord) -> tuple[object, ...]:
+    return "text", text.server_round, text.client_id, text.sample, text.role
 
 
 def _number(record: LeakageRecord) -> tuple[object, ...]:

@@ -9,6 +9,8 @@ from audits import run, values
 from flwr_leakage.report.page import conclusion
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError, compose
+from flwr_leakage.simulation.later import attack_kept_of_run
+from flwr_leakage.tracking import read_run
 
 TEXTS = [
     "dataset=python_docs",
@@ -63,6 +65,17 @@ def test_drawn_texts_are_tested_for_membership(tmp_path):
             told[kind].add((record.client_id, record.sample))
     assert told["truth"] and told["exact"] == told["truth"]
     assert not [event for event in data.events if "not tested" in event.message]
+
+
+def test_texts_attacked_later_are_kept_like_those_attacked_at_once(tmp_path, audited):
+    kept = run(config(tmp_path, "server.attack_later=true"))
+    assert not kept.texts
+    attack_kept_of_run(kept.folder, 1, None, [])
+    assert attack_kept_of_run(kept.folder, 1, None, []) == 0
+    after = read_run(kept.folder)
+    told = {(t.client_id, t.sample, t.role): t.ids for t in audited.texts}
+    assert told == {(t.client_id, t.sample, t.role): t.ids for t in after.texts}
+    assert len(after.texts) == len(told)
 
 
 def test_records_hold_ids_and_words(audited):
