@@ -282,11 +282,12 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
-    """Return a description of a chart for readers who do not see it: its first and last median.
-    ``groups`` are the values by round.
+    """Return a description of a chart for readers who do not see it: its first and last value, or
+    median if a round has several. ``groups`` are the values by round.
     """
     first, last = min(groups), max(groups)
-    ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]
+    name = "median " * (max(map(len, groups.values())) > 1)
+    ends = [f"{name}{number(median(groups[r]))} in round {r}" for r in (first, last)]
     return f"{', '.join(dict.fromkeys(ends))}."
 
 

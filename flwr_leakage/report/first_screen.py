@@ -190,6 +190,12 @@ class Map:
     columns: tuple[tuple[str, int], ...]
     legend: tuple[tuple[str, str], ...]
 
+    @property
+    def title(self) -> str:
+        """Return the heading, which speaks of grades only if an update has one."""
+        is_graded = any(name in GRADES for name, _ in self.legend)
+        return "Worst grade of each update" if is_graded else "Updates by client and round"
+
 
 MAX_LABELS = 12
 """Clients or rounds that have a label of their own; of more, each second, third, … has one."""
@@ -204,7 +210,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
-    "labels": "mark inside: labels alone inferred, better than guessed",
+    "labels": "mark inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last two mark others."""

@@ -151,7 +151,7 @@ def membership_section(index: Index) -> MembershipSection | None:
         f"share of runs would find any record that was not used. It is not the chance that the "
         f"verdict is wrong, and a large p does not show that the record was not used. Where a "
         f"record is beyond all null records, p is that of a fitted tail, whose order of magnitude "
-        f"may be wrong.",
+        f"may be wrong, and a verdict by statistics then rests on this tail.",
         "Most clearly in: by algebra, an update that holds the record; by statistics, the update "
         "with the smallest p, and no number says which client used it. Others may hold it too.",
         *_by_algebra(exact_in, forgeable),
@@ -346,6 +346,8 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
         where = f"{who(each.client_id)} of round {each.server_round}"
         if each.client_id < 0:
             where = f"some client of round {each.server_round}"
+        elif not each.exact_in:
+            where += ", or another"
     elif each.is_composite:
         verdict = "a near copy or mixture of used records, or made from the update"
     elif each.is_unresolved:
