@@ -1,6 +1,7 @@
 """Handle model parameters as a dictionary of tensors, and as one flat vector."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -55,6 +56,16 @@ def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Params:
     if left.keys() != right.keys():
         raise ValueError(f"expected the entries {sorted(right)}, got {sorted(left)}.")
     return {name: value + right[name] for name, value in left.items()}
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all entries of several tensors, computed in double precision.
+
+    Example:
+        >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
+        5.0
+    """
+    return math.sqrt(sum(float(value.double().square().sum()) for value in tensors))
 
 
 def scale(params: Mapping[str, Tensor], factor: float) -> Params:

@@ -10,6 +10,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import Membership, Records, examine_observation
 from flwr_leakage.members.verdict import MIN_NULL
 from flwr_leakage.records import Batch, InputSpec, Observation
+from flwr_leakage.values import require
 
 MAX_SAMPLES = 10_000
 """The largest number of samples behind an update that is tested. Clients may report any number, and
@@ -125,9 +126,10 @@ class DrawnCandidates:
     null_size: int = 400
 
     def __post_init__(self) -> None:
-        for name, least in (("per_client", 1), ("strangers", 0), ("null_size", 20)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        require(self, "be at least 1", "per_client")
+        require(self, "be at least 0", "strangers")
+        if self.null_size < MIN_NULL:
+            raise ValueError(f"null_size must be at least {MIN_NULL}, got {self.null_size}.")
 
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
         """Return the candidates made of clients' samples and of test images that no client has.

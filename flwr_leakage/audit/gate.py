@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.records import Measurement
+from flwr_leakage.values import require_option
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked
@@ -84,8 +85,8 @@ class Gate:
         for name, limit in limits.items():
             if not math.isfinite(limit):
                 raise ValueError(f"the limit of {name} must be finite, got {limit}.")
-        if self.grade is not None and self.grade not in get_args(GradeLimit):
-            raise ValueError(f"grade must be one of {get_args(GradeLimit)}, got {self.grade!r}.")
+        if self.grade is not None:
+            require_option(self, "grade", GradeLimit)
         if self.unmeasured not in ("refuse", "send"):
             raise ValueError(f"unmeasured must be refuse or send, got {self.unmeasured!r}.")
         object.__setattr__(self, "stronger", tuple(self.stronger))

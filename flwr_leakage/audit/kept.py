@@ -35,6 +35,7 @@ from flwr_leakage.untrusted import (
     open_tensors,
     parse_json,
 )
+from flwr_leakage.values import require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
 """The entry ``format`` in each file's metadata; files with another entry are refused."""
@@ -82,10 +83,8 @@ class KeptObservations:
     policy: KeptPolicy = "oldest"
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(KeptPolicy):
-            raise ValueError(f"policy must be one of {get_args(KeptPolicy)}, got {self.policy!r}.")
-        if self.max_bytes < 1:
-            raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes}.")
+        require_option(self, "policy", KeptPolicy)
+        require(self, "be at least 1", "max_bytes")
 
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
         """Write the observations of a round, and drop rounds beyond ``max_bytes`` by the policy.

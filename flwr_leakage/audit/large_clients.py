@@ -4,13 +4,14 @@ A simulation also attacks the update of one step on a few of such a client's ima
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.rehearsed import (
     DUMMIES,
     KINDS,
@@ -21,10 +22,15 @@ from flwr_leakage.attacks.labels.rehearsed import (
     rehearsed_steps,
 )
 from flwr_leakage.attacks.problem import pose
+from flwr_leakage.audit.attack import Attempt, attempt
+from flwr_leakage.audit.evaluate import Outcome, evaluate
+from flwr_leakage.audit.grant import disclose
 from flwr_leakage.audit.needs import OPERATIONS_PER_SECOND, Trials
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.values import require
 
 PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
 """The numbers of images of the probes, and the CPU seconds of the attack on each. Together they
@@ -61,16 +67,10 @@ class LargeClients:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probe_sizes", tuple(self.probe_sizes))
-        for name, value in (
-            ("min_examples", self.min_examples),
-            ("every", self.every),
-            *(("probe_sizes", size) for size in self.probe_sizes),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        for name in ("label_seconds", "probe_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+        require(self, "be at least 1", "min_examples", "every")
+        require(self, "be positive and finite", "label_seconds", "probe_seconds")
+        if min(self.probe_sizes, default=1) < 1:
+            raise ValueError(f"probe_sizes must be at least 1, got {min(self.probe_sizes)}.")
 
     def includes(self, server_round: int, num_examples: int) -> bool:
         """Return whether class counts are inferred in a round for a client of this many samples."""
@@ -146,6 +146,21 @@ class LabelRound:
         return known.estimate(problem, told)
 
 
+@dataclass(frozen=True)
+class Probed:
+    """The result of attacking the update of one step on a few images, which was never sent.
+
+    Attributes:
+        size: the number of images.
+        attempt: the attack's answer and cost.
+        outcome: the comparison of the answer with the true images.
+    """
+
+    size: int
+    attempt: Attempt
+    outcome: Outcome
+
+
 def probes(
     gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: Sequence[int]
 ) -> Iterator[tuple[Observation, Truth]]:
@@ -165,3 +180,18 @@ def probes(
             delta = {k: (v - rate * gradient[k]) - v for k, v in seen.params.items()}
         update = Update(delta, {}, LocalSchedule(rate, 1, size), size)
         yield replace(seen, update=update), Truth(private, private)
+
+
+def attack_probe(
+    attack: Attack, job: AttackJob, truth: Truth, evaluator: Evaluator | None, reference: Reference
+) -> Probed:
+    """Return the result of attacking a probe, the only observation of ``job``.
+
+    The attack is given those facts about ``truth``, the probe's images, that the job's threat model
+    grants.
+    """
+    (seen,) = job.observations
+    disclosed = disclose(seen, job.threat, job.gradient_map, truth)
+    made = attempt(attack, replace(job, observations=[replace(seen, disclosed=disclosed)]))
+    outcome = evaluate(made.answers[0], truth, evaluator, job.spec, reference)
+    return Probed(len(truth.private), made, outcome)

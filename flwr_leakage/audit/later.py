@@ -116,13 +116,9 @@ def walk(
     for number in run.kept.rounds():
         if run.kept.is_done(number) and audit.threat.rounds == 1:
             continue
-        read, problems = run.kept.read(number)
+        several, problems = _read(run.kept, number, disclosed)
         if problems:
             raise ValueError(problems[0])
-        several = [
-            replace(each, observation=replace(each.observation, disclosed=disclosed))
-            for each in read
-        ]
         if run.kept.is_done(number):
             audit.recall(number, [each.observation for each in several])
             continue
@@ -137,13 +133,7 @@ def walk(
         yield number
 
 
-def attack_kept(
-    folder: str | Path,
-    audit_of: Callable[[Tracker], ServerAudit],
-    workers: int | RayTasks = 1,
-    chunk: int = 1,
-    final_buffers: Mapping[str, Tensor] | None = None,
-) -> int:
+def attack_kept(run: KeptRun, workers: int | RayTasks = 1) -> int:
     """Attack the kept observations of a run folder, and return how many rounds were finished.
 
     It may be killed at any moment and called again: results of finished targets are read from disk,
@@ -153,32 +143,27 @@ def attack_kept(
     meanwhile; call this function again for the rounds that are kept later.
 
     Args:
-        folder: the folder of the run, which holds a folder ``kept``.
-        audit_of: a function of a tracker that makes an audit like that of the run; see ``KeptRun``.
+        run: the run, and the settings of its attack.
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
-        chunk: the number of targets that are attacked together.
-        final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
 
     Raises:
         ValueError: there is no attack, nothing was kept, the file of the images' numbers cannot be
             read, or the threat model grants the final statistics and there are none.
     """
-    folder = Path(folder)
-    of_run = KeptRun(folder, audit_of, chunk, final_buffers)
-    kept = of_run.kept
-    run, was_closed = read_run(folder), kept.folder / CLOSED
-    tracker = OnceTracker.of(run)
-    later, disclosed = of_run.audit(tracker)
+    kept = run.kept
+    data, was_closed = read_run(run.folder), kept.folder / CLOSED
+    tracker = OnceTracker.of(data)
+    later, disclosed = run.audit(tracker)
     assert later.attack is not None
-    later.attack = Parallel(later.attack, workers, chunk, str(of_run.finished))
+    later.attack = Parallel(later.attack, workers, run.chunk, str(run.finished))
     later.images = _read_numbers(kept.folder / NUMBERS)
-    if all(map(kept.is_done, kept.rounds())) and (run.closed or not was_closed.exists()):
+    if all(map(kept.is_done, kept.rounds())) and (data.closed or not was_closed.exists()):
         was_closed.unlink(missing_ok=True)
         return 0
-    if run.closed:  # this is checked before the record is opened, as a kill would leave it open
+    if data.closed:  # this is checked before the record is opened, as a kill would leave it open
         write_private(was_closed, b"")
-    tracker.tracker = file = JsonlTracker(folder, resume=True)
-    _tell_of_missing_encodings(later, kept, run)
+    tracker.tracker = file = JsonlTracker(run.folder, resume=True)
+    _tell_of_missing_encodings(later, kept, data)
     done = sum(
         [_go_on(later, kept, server_round, file, disclosed) for server_round in kept.rounds()]
     )
@@ -204,10 +189,7 @@ def _go_on(
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
         return False
-    read, problems = kept.read(number)
-    several = [
-        replace(each, observation=replace(each.observation, disclosed=disclosed)) for each in read
-    ]
+    several, problems = _read(kept, number, disclosed)
     if is_done and not decodes:
         audit.recall(number, [each.observation for each in several])
         return False
@@ -229,6 +211,17 @@ def _go_on(
     if not kept.set_done(number):
         audit.warn(number, -1, f"round {number} was dropped while it was attacked")
     return bool(several)
+
+
+def _read(
+    kept: KeptObservations, number: int, disclosed: Disclosure
+) -> tuple[list[Kept], list[str]]:
+    """Return a round's observations with the disclosed facts, and the problems of reading it."""
+    found, problems = kept.read(number)
+    known = [
+        replace(each, observation=replace(each.observation, disclosed=disclosed)) for each in found
+    ]
+    return known, problems
 
 
 def _read_numbers(path: Path) -> ImageNumbers:

@@ -7,21 +7,33 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from flwr_leakage.capture import TrainingFacts, differences
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
 from flwr_leakage.tracking.text import plain_text
-from flwr_leakage.values import is_finite
+from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 
 _MAX_CHARACTERS = 4_000_000
 _MAX_VALUES = 20_000  # number of records; all scores of 1,024 samples fit in
 _MAX_KEPT = 4000  # number of characters of a part of a note that is remembered
 _encode = json.JSONEncoder().encode
 Read = TypeVar("Read")
-Assumed = tuple[LocalSchedule, InputSpec, BatchNormMode]
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
+
+
+class Assumed(NamedTuple):
+    """The schedule, the input spec and the BatchNorm mode that an attack on a client assumes."""
+
+    schedule: LocalSchedule
+    spec: InputSpec
+    batch_norm: BatchNormMode
+
+    @property
+    def inputs(self) -> tuple[InputSpec, BatchNormMode]:
+        """Return the input spec and the BatchNorm mode alone."""
+        return self.spec, self.batch_norm
 
 
 ReplayKind = Literal["explained", "masked", "unchanged", "refuted", "differs", "undone"]
@@ -135,19 +147,7 @@ class ClientNote:
             "training": None if self.training is None else _written(self.training),
             "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
-            "measurements": [
-                {
-                    "name": m.name,
-                    "values": list(m.values),
-                    "unit": m.unit,
-                    "direction": m.direction,
-                    "notes": list(m.notes),
-                    "products": m.products,
-                    "errors": list(m.errors),
-                    "states": list(m.states),
-                }
-                for m in self.measurements
-            ],
+            "measurements": [vars(measurement) for measurement in self.measurements],
         }
         return _encode(content)
 
@@ -200,14 +200,14 @@ class ClientNote:
                 raise ValueError(f"expected at most {_MAX_VALUES:,} values, got {count:,}.")
             measurements = tuple(_measurement(entry) for entry in entries)
             return ClientNote(
-                client_id=_count(content["client-id"]),
+                client_id=as_count(content["client-id"], 2**63),
                 measurements=measurements,
                 train_cpu_seconds=_seconds(content["train-cpu-seconds"]),
                 score_cpu_seconds=_seconds(content["score-cpu-seconds"]),
                 replay_cpu_seconds=_seconds(content["replay-cpu-seconds"]),
-                reproducible=_flag(content["reproducible"]),
+                reproducible=as_flag(content["reproducible"]),
                 remark=_text(content["remark"], 500),
-                own_config=_flag(content["own-config"]),
+                own_config=as_flag(content["own-config"]),
                 training=_training(content.get("training")),
                 replay=_replay(content.get("replay")),
                 explained=_text(content.get("explained", ""), 500),
@@ -248,7 +248,7 @@ def _replay(text: str) -> ReplayResult:
     residual = entry["residual"]
     return ReplayResult(
         kind=entry["kind"],
-        residual=None if residual is None else _number(residual),
+        residual=None if residual is None else as_number(residual),
         sentence=_text(entry["sentence"], 500),
     )
 
@@ -259,51 +259,29 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         raise ValueError(f"direction must be one of {_DIRECTIONS}, got {direction!r}.")
     return Measurement(
         name=_text(entry["name"], 100),
-        values=tuple(None if v is None else _number(v) for v in _list(entry["values"])),
+        values=tuple(None if v is None else as_number(v) for v in _list(entry["values"])),
         unit=_text(entry["unit"], 100),
         direction=direction,
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
-        products=_count(entry["products"]),
-        errors=tuple(None if e is None else _number(e) for e in _list(entry.get("errors", []))),
+        products=as_count(entry["products"], 2**63),
+        errors=tuple(None if e is None else as_number(e) for e in _list(entry.get("errors", []))),
         # ``Measurement`` refuses a state that does not exist.
         states=tuple(_list(entry.get("states", []))),
     )
 
 
 def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {value!r}.")
-    return value
+    return as_list(value, _MAX_CHARACTERS)
 
 
 def _text(value: object, max_characters: int) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a text, got {value!r}.")
-    return plain_text(value[:max_characters])
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-        raise ValueError(f"expected a finite number, got {value!r}.")
-    return float(value)
+    return plain_text(as_text(value, max_characters))
 
 
 def _seconds(value: object) -> float | None:
     if value is None:
         return None
-    seconds = _number(value)
+    seconds = as_number(value)
     if seconds < 0:
         raise ValueError(f"expected seconds ≥ 0, got {seconds}.")
     return seconds
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {value!r}.")
-    return value
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"expected an integer in [0, 2^63), got {value!r}.")
-    return value

@@ -9,7 +9,8 @@ from flwr_leakage.records import LeakageRecord, RunEvent, Update
 from flwr_leakage.tracking import JsonlTracker
 
 if TYPE_CHECKING:
-    from flwr_leakage.audit.self_attack import Probed, SelfAttack, SelfAttacked
+    from flwr_leakage.audit.large_clients import Probed
+    from flwr_leakage.audit.self_attack import SelfAttack, SelfAttacked
 else:  # a client that attacks nothing needs no attack installed
     Probed = SelfAttack = SelfAttacked = Any
 
@@ -40,27 +41,29 @@ def write_own_record(
 
     tracker = JsonlTracker(folder, resume=True)
     try:
-        recorder, client = Recorder(tracker, folder.name), note.client_id
+        recorder = Recorder(tracker, folder.name)
+        where = (server_round, note.client_id)
         recorder.note(server_round, note)
         unattacked = "the client did not attack itself"
         if attacked:
             answered = attacked.attempt.answers[0].batch is not None
             unattacked = "" if answered else attacked.problem
-        recorder.client(server_round, client, update.schedule, update.num_examples, unattacked)
+        recorder.client(where, update.schedule, update.num_examples, unattacked)
         if attacked:
-            _record_probes(recorder, server_round, client, attacked.probes)
+            for probed in attacked.probes:
+                recorder.probe(where, probed)
         if attacked and attack and attacked.outcome:
             recorder.attempt(server_round, attacked.attempt)
             (answer,) = attacked.attempt.answers
-            recorder.outcome(server_round, client, answer, attack.threat, attacked.outcome)
+            recorder.outcome(where, answer, attack.threat, attacked.outcome)
         sentences = tuple(said)
         for sentence in sentences:
             level = recorder.warning if refused else recorder.information
-            level(server_round, client, sentence)
+            level(*where, sentence)
         if sentences:
             tracker.log(
                 LeakageRecord(
-                    folder.name, server_round, client, -1, "client", "sent", float(not refused),
+                    folder.name, *where, -1, "client", "sent", float(not refused),
                     "update", note=sentences[-1],
                 )
             )  # fmt: skip
@@ -84,17 +87,10 @@ def write_own_probes(
 
     tracker = JsonlTracker(folder, resume=True)
     try:
-        recorder = Recorder(tracker, folder.name)
+        recorder, where = Recorder(tracker, folder.name), (server_round, note.client_id)
         recorder.note(server_round, note)
-        recorder.client(server_round, note.client_id, None, num_examples, note.remark)
-        _record_probes(recorder, server_round, note.client_id, probed)
+        recorder.client(where, None, num_examples, note.remark)
+        for each in probed:
+            recorder.probe(where, each)
     finally:
         tracker.close()
-
-
-def _record_probes(recorder: Any, server_round: int, client: int, probed: Iterable[Probed]) -> None:
-    for each in probed:
-        recorder.probe(
-            server_round, client, each.size, each.attempt.answers[0], each.outcome,
-            each.attempt.cpu_seconds,
-        )  # fmt: skip

@@ -26,14 +26,18 @@ from flwr_leakage.tracking import KeepsTexts, TextRecord, Tracker
 if TYPE_CHECKING:
     from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
     from flwr_leakage.audit.attack import Attempt
-    from flwr_leakage.audit.evaluate import Outcome, Text
+    from flwr_leakage.audit.evaluate import Outcome
+    from flwr_leakage.audit.large_clients import Probed
     from flwr_leakage.members import Membership
 else:  # a client that records its scores needs no attack installed
-    Attempt = LabelEstimate = Outcome = Text = Membership = Any
+    Attempt = LabelEstimate = Outcome = Probed = Membership = Any
 
 SERVER = -1
 """The client id of records about the server or a whole round."""
 
+
+Where = tuple[int, int]
+"""The round and the client that a record is about."""
 
 SPARED = "not scored:"
 """The beginning of the note of a sample that a score's plan left out."""
@@ -72,27 +76,28 @@ class Recorder:
 
         ``value`` is ``None`` if it is not known; ``note`` is a remark, such as the value's source.
         """
-        self._number(server_round, SERVER, -1, "utility", name, value, unit, note=note)
+        self._number((server_round, SERVER), -1, "utility", name, value, unit, note=note)
 
     def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
         """Record the seconds that a part of the run took, under the name of that part."""
-        self._number(server_round, client_id, -1, "cost", name, seconds, "s")
+        self._number((server_round, client_id), -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
         """Record a client's note on a round: its scores, the check of its update, and CPU seconds.
 
         The check is a replay of the client's training.
         """
+        where = (server_round, note.client_id)
         for measurement in note.measurements:
-            self._measurement(server_round, note.client_id, "score", measurement, SPARED)
+            self._measurement(where, "score", measurement, SPARED)
         if note.replay is not None:
-            self._replay(server_round, note.client_id, note.replay)
+            self._replay(where, note.replay)
         for name in ("train_cpu_seconds", "score_cpu_seconds", "replay_cpu_seconds"):
             seconds = getattr(note, name)
             if seconds is not None and (seconds or not name.startswith("replay")):
                 self.cost(server_round, name, seconds, note.client_id)
 
-    def _replay(self, server_round: int, client_id: int, replay: ReplayResult) -> None:
+    def _replay(self, where: Where, replay: ReplayResult) -> None:
         """Record the result of a replay, under a name that depends on it.
 
         It is ``replay_residual``; ``not_replayed`` if the round's training was not replayed; or
@@ -104,12 +109,11 @@ class Recorder:
             name = "not_replayed"
         elif replay.explains and value is None:
             name, value = "replay_passed", 1.0
-        self._number(server_round, client_id, -1, "check", name, value, "1", note=replay.sentence)
+        self._number(where, -1, "check", name, value, "1", note=replay.sentence)
 
     def client(
         self,
-        server_round: int,
-        client_id: int,
+        where: Where,
         schedule: LocalSchedule | None,
         num_examples: int,
         kept_out: str,
@@ -123,23 +127,17 @@ class Recorder:
         count = float(num_examples)
         done = schedule.describe(num_examples, self.sample) if schedule else ""
         done += f", {optimizer}" * (bool(done) and optimizer != "SGD")
-        where = (server_round, client_id, -1)
-        self._number(*where, "client", "images", count, self.sample, note=done)
+        self._number(where, -1, "client", "images", count, self.sample, note=done)
         if kept_out:
-            self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
+            self._number(where, -1, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
         """Record why an update was not attacked, if that was not recorded with its client."""
-        where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
-        self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
+        where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
+        self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
 
     def samples(
-        self,
-        server_round: int,
-        client_id: int,
-        truth: Truth,
-        names: Sequence[str],
-        numbers: Sequence[int],
+        self, where: Where, truth: Truth, names: Sequence[str], numbers: Sequence[int]
     ) -> None:
         """Record the class and the number of each private sample, which a simulation knows.
 
@@ -151,18 +149,12 @@ class Recorder:
         labels = class_indices(targets).tolist() if has_class else []
         for sample, label in enumerate(labels):
             name = names[label] if label < len(names) else str(label)
-            self._number(server_round, client_id, sample, "client", "class", label, note=name)
+            self._number(where, sample, "client", "class", label, note=name)
         for sample, number in enumerate(numbers):
-            self._number(server_round, client_id, sample, "client", "image", number)
+            self._number(where, sample, "client", "image", number)
 
     def what_if(
-        self,
-        server_round: int,
-        client_id: int,
-        name: str,
-        change: float,
-        answer: Reconstruction,
-        outcome: Outcome,
+        self, where: Where, name: str, change: float, answer: Reconstruction, outcome: Outcome
     ) -> None:
         """Record the attack on an update as the defense ``name`` would have released it.
 
@@ -171,26 +163,11 @@ class Recorder:
         """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
-            self._number(server_round, client_id, -1, "what_if", f"{name}/{what}", value, "1")
-        for measurement in outcome.measurements:
-            named = replace(measurement, name=f"{name}/{measurement.name}")
-            self._measurement(server_round, client_id, "what_if", named)
-        for picture in outcome.pictures:
-            if picture.role == "reconstruction":
-                self.tracker.image(
-                    server_round, client_id, picture.sample, f"what_if_{name}", picture.pixels
-                )
-        for text in outcome.texts:
-            if text.role == "reconstruction":
-                self._text(server_round, client_id, replace(text, role=f"what_if_{name}"))
+            self._number(where, -1, "what_if", f"{name}/{what}", value, "1")
+        self._measurements(where, "what_if", outcome, f"{name}/")
+        self._samples_found(where, outcome, f"what_if_{name}")
 
-    def membership(
-        self,
-        server_round: int,
-        client_id: int,
-        made: Membership,
-        is_member: Sequence[bool] | None,
-    ) -> None:
+    def membership(self, where: Where, made: Membership, is_member: Sequence[bool] | None) -> None:
         """Record the membership test of each candidate sample in one update.
 
         The evidence is recorded as 2 if algebra decides, 1 if members have lower statistics than
@@ -204,11 +181,10 @@ class Recorder:
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records ({made.null_origin})"
         note = f"{made.evidence}, by {made.statistic}: {made.reason}; {null}"
-        where = (server_round, client_id)
-        self._number(*where, -1, "membership", "membership_evidence", strength, note=note)
+        self._number(where, -1, "membership", "membership_evidence", strength, note=note)
         if made.rehearsal is not None:
             power = made.rehearsal.found / made.rehearsal.members
-            self._number(*where, -1, "membership", "membership_power", power, "1")
+            self._number(where, -1, "membership", "membership_power", power, "1")
         says_nothing = made.evidence == "none"
         for sample in range(len(made.p_values)):
             p, corrected = float(made.p_values[sample]), float(made.corrected[sample])
@@ -216,18 +192,15 @@ class Recorder:
             state: State | Literal[""] = "upper bound" if bool(made.is_unresolved[sample]) else ""
             for name, value in (("p_value", p), ("corrected", corrected)):
                 self._number(
-                    *where, sample, "membership", f"membership_{name}",
+                    where, sample, "membership", f"membership_{name}",
                     None if says_nothing else value, "1", "larger is safer", told, state=state,
                 )  # fmt: skip
-            if bool(made.is_exact[sample]):
-                self._number(*where, sample, "membership", "membership_exact", 1.0, note=told)
-            if bool(made.is_composite[sample]):
-                self._number(*where, sample, "membership", "membership_composite", 1.0, note=told)
-            if bool(made.is_silent[sample]):
-                self._number(*where, sample, "membership", "membership_silent", 1.0, note=told)
+            for name in ("exact", "composite", "silent"):
+                if bool(getattr(made, f"is_{name}")[sample]):
+                    self._number(where, sample, "membership", f"membership_{name}", 1.0, note=told)
             if is_member is not None:
                 held = float(is_member[sample])
-                self._number(*where, sample, "membership", "membership_truth", held)
+                self._number(where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
         """Record the wall-clock and CPU seconds of a round's attack.
@@ -238,12 +211,7 @@ class Recorder:
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 
     def outcome(
-        self,
-        server_round: int,
-        client_id: int,
-        answer: Reconstruction,
-        threat: ThreatModel,
-        outcome: Outcome,
+        self, where: Where, answer: Reconstruction, threat: ThreatModel, outcome: Outcome
     ) -> None:
         """Record the attack on a client: its final objective, the metrics, and the images or texts.
 
@@ -252,27 +220,15 @@ class Recorder:
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
-        self._number(server_round, client_id, -1, "attack", "objective", objective, "1", note=note)
+        self._number(where, -1, "attack", "objective", objective, "1", note=note)
         if _ended_by_time(answer):
             note = "the time budget ended the attack: more time may find more"
-            self._number(
-                server_round, client_id, -1, "attack", "stopped_by_budget", 1.0, "1", note=note
-            )
-        for measurement in outcome.measurements:
-            self._measurement(server_round, client_id, "metric", measurement)
-        for picture in outcome.pictures:
-            self.tracker.image(
-                server_round, client_id, picture.sample, picture.role, picture.pixels
-            )
-        for text in outcome.texts:
-            self._text(server_round, client_id, text)
+            self._number(where, -1, "attack", "stopped_by_budget", 1.0, "1", note=note)
+        self._measurements(where, "metric", outcome)
+        self._samples_found(where, outcome)
 
     def labels(
-        self,
-        server_round: int,
-        client_id: int,
-        found: LabelEstimate | str,
-        truth: Sequence[int] | None = None,
+        self, where: Where, found: LabelEstimate | str, truth: Sequence[int] | None = None
     ) -> None:
         """Record the class counts inferred from an update, or why there are none.
 
@@ -280,40 +236,30 @@ class Recorder:
         to be right, or else the reason in words. ``truth`` is the true number of samples of each
         class; ``None`` where it is not known.
         """
-        where = (server_round, client_id)
         if isinstance(found, str):
-            self._number(*where, -1, "labels", "expected_right", None, note=found)
+            self._number(where, -1, "labels", "expected_right", None, note=found)
             return
         method = f"{found.method}, by {found.rehearsals} rehearsals on dummies"
         for name in ("expected_right", "least_right", "uniform_right"):
-            self._number(*where, -1, "labels", name, getattr(found, name), "1", note=method)
+            self._number(where, -1, "labels", name, getattr(found, name), "1", note=method)
         for label, count in enumerate(found.counts.tolist()):
-            self._number(*where, label, "labels", "inferred", float(count), "image")
+            self._number(where, label, "labels", "inferred", float(count), "image")
             if truth is not None:
-                self._number(*where, label, "labels", "true", float(truth[label]), "image")
+                self._number(where, label, "labels", "true", float(truth[label]), "image")
 
-    def probe(
-        self,
-        server_round: int,
-        client_id: int,
-        size: int,
-        answer: Reconstruction,
-        outcome: Outcome,
-        seconds: float,
-    ) -> None:
+    def probe(self, where: Where, probed: Probed) -> None:
         """Record the attack on a probe: the update of one step on a few of a client's images.
 
-        The records' names begin with ``size``, the number of images. ``seconds`` are the attack's
-        CPU seconds.
+        The records' names begin with the number of images.
         """
+        (answer,) = probed.attempt.answers
         note = answer.error or answer.summary
-        name = f"{size}/stopped_by_budget"
+        name = f"{probed.size}/stopped_by_budget"
         stopped = float(_ended_by_time(answer))
-        self._number(server_round, client_id, -1, "probe", name, stopped, "1", note=note)
-        for measurement in outcome.measurements:
-            named = replace(measurement, name=f"{size}/{measurement.name}")
-            self._measurement(server_round, client_id, "probe", named)
-        self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
+        self._number(where, -1, "probe", name, stopped, "1", note=note)
+        self._measurements(where, "probe", probed.outcome, f"{probed.size}/")
+        server_round, client_id = where
+        self.cost(server_round, "probe_cpu_seconds", probed.attempt.cpu_seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
         """Record the image that a guess without any attack gives, to compare reconstructions with.
@@ -324,36 +270,41 @@ class Recorder:
         if pixels.is_floating_point():
             self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
 
-    def decoded(
-        self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
-    ) -> None:
+    def decoded(self, where: Where, answer: Reconstruction, outcome: Outcome) -> None:
         """Record the samples that were decoded from the encodings (MixUp, InstaHide) of all rounds.
 
         The records' names begin with ``decoded_``; ``outcome`` evaluates the decoded samples.
         """
         count = float(answer.stats["encodings"])
-        self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
-        for measurement in outcome.measurements:
-            named = replace(measurement, name=f"decoded_{measurement.name}")
-            self._measurement(server_round, client_id, "attack", named)
-        for picture in outcome.pictures:
-            if picture.role == "reconstruction":
-                self.tracker.image(
-                    server_round, client_id, picture.sample, "decoded", picture.pixels
-                )
+        self._number(where, -1, "attack", "decoded_encodings", count, "image")
+        self._measurements(where, "attack", outcome, "decoded_")
+        self._samples_found(where, outcome, "decoded")
 
-    def _text(self, server_round: int, client_id: int, text: Text) -> None:
+    def _samples_found(self, where: Where, outcome: Outcome, role: str = "") -> None:
+        """Record the images and texts of an outcome.
+
+        With a ``role``, the reconstructions alone are recorded, under that role.
+        """
+        for picture in outcome.pictures:
+            if not role or picture.role == "reconstruction":
+                named = (*where, picture.sample, role or picture.role)
+                self.tracker.image(*named, picture.pixels)
         if isinstance(self.tracker, KeepsTexts):
-            where, ids = (server_round, client_id, text.sample, text.role), tuple(text.ids)
-            self.tracker.text(TextRecord(*where, len(ids), ids, tuple(text.words)))
+            for text in outcome.texts:
+                if not role or text.role == "reconstruction":
+                    named = (*where, text.sample, role or text.role)
+                    self.tracker.text(TextRecord(*named, len(text.ids), text.ids, text.words))
+
+    def _measurements(
+        self, where: Where, kind: RecordKind, outcome: Outcome, prefix: str = ""
+    ) -> None:
+        """Record the measurements of an outcome, under names that begin with ``prefix``."""
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=prefix + measurement.name)
+            self._measurement(where, kind, named)
 
     def _measurement(
-        self,
-        server_round: int,
-        client_id: int,
-        kind: RecordKind,
-        measurement: Measurement,
-        spared: str = "\0",
+        self, where: Where, kind: RecordKind, measurement: Measurement, spared: str = "\0"
     ) -> None:
         """Record a measurement, with a record for each sample, as records of the given kind.
 
@@ -368,7 +319,7 @@ class Recorder:
         if left_out:
             told = f"{len(left_out)} of {count} samples {left_out[0]}"
             self._number(
-                server_round, client_id, -1, kind, measurement.name, None,
+                where, -1, kind, measurement.name, None,
                 measurement.unit, measurement.direction, told,
             )  # fmt: skip
         for sample, (value, note, error, state) in enumerate(
@@ -377,19 +328,18 @@ class Recorder:
             if note.startswith(spared):
                 continue
             self._number(
-                server_round, client_id, sample, kind, measurement.name, value,
+                where, sample, kind, measurement.name, value,
                 measurement.unit, measurement.direction, note, error, state,
             )  # fmt: skip
 
     def _number(
-        self, server_round: int, client_id: int, sample: int, kind: RecordKind, name: str,
+        self, where: Where, sample: int, kind: RecordKind, name: str,
         value: float | None, unit: str = "", direction: Direction = "", note: str = "",
         error: float | None = None, state: State | Literal[""] = "",
     ) -> None:  # fmt: skip
         self.tracker.log(
             LeakageRecord(
-                self.run, server_round, client_id, sample, kind, name, value, unit, direction, note,
-                error, state,
+                self.run, *where, sample, kind, name, value, unit, direction, note, error, state
             )
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.records import Observation
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,8 @@ class Selection:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "first", "max_clients", "max_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        require(self, "be at least 1", "every", "first")
+        require(self, "be at least 1", "max_clients", "max_examples", optional=True)
         if self.clients is not None:
             object.__setattr__(self, "clients", tuple(self.clients))
 

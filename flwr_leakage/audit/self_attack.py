@@ -7,14 +7,20 @@ from flwr_leakage.attacks.base import Attack, failure
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import Attempt, attempt
 from flwr_leakage.audit.evaluate import Outcome, evaluate
-from flwr_leakage.audit.large_clients import PROBE_SECONDS, PROBE_SIZES, probes
+from flwr_leakage.audit.grant import disclose
+from flwr_leakage.audit.large_clients import (
+    PROBE_SECONDS,
+    PROBE_SIZES,
+    Probed,
+    attack_probe,
+    probes,
+)
 from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.records import (
     Batch,
-    Disclosure,
     Exposure,
     InputSpec,
     Measurement,
@@ -24,24 +30,10 @@ from flwr_leakage.records import (
     Update,
 )
 from flwr_leakage.report.grades import Grade, grade
+from flwr_leakage.values import require
 
 PREFIX = "self_attack_"
 """The beginning of the names of the metrics that a client shares of its attack on itself."""
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The result of attacking the update of one step on a few images, which was never sent.
-
-    Attributes:
-        size: the number of images.
-        attempt: the attack's answer, with its cost.
-        outcome: the metrics and images.
-    """
-
-    size: int
-    attempt: Attempt
-    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -133,12 +125,9 @@ class SelfAttack:
     probe_seconds: float = PROBE_SECONDS
 
     def __post_init__(self) -> None:
-        for name in ("every", "max_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
+        require(self, "be at least 1", "every")
+        require(self, "be at least 1", "max_samples", optional=True)
+        require(self, "be positive", "max_seconds", optional=True)
         object.__setattr__(self, "probe_sizes", tuple(self.probe_sizes))
         if min((*self.probe_sizes, self.probe_seconds)) <= 0:
             raise ValueError(
@@ -174,13 +163,13 @@ class SelfAttack:
         if problem := self._against(exposure):
             found = self.probe(gradient_map, spec, seen, exposure.private)
             return SelfAttacked(Attempt([failure(problem)], 0.0, 0.0), None, problem, found)
-        seen = replace(seen, disclosed=self._disclosed(gradient_map, exposure))
+        truth = Truth(exposure.private, exposure.defended)
+        seen = replace(seen, disclosed=disclose(seen, self.threat, gradient_map, truth))
         job = AttackJob(
             gradient_map, spec, [seen], self.threat, self.seed, max_seconds=self.max_seconds
         )
         made = attempt(self.attack, job)
         (answer,) = made.answers
-        truth = Truth(exposure.private, exposure.defended)
         reference = self.reference or Reference.of(spec)
         try:
             outcome = evaluate(answer, truth, self.evaluator or Evaluator(), spec, reference)
@@ -198,19 +187,11 @@ class SelfAttack:
         attack is given the labels if the threat model grants them, and no batch statistics.
         """
         found = []
-        threat = replace(self.threat, batch_norm="none")
-        reference = self.reference or Reference.of(spec)
+        threat, seconds = replace(self.threat, batch_norm="none"), self.probe_seconds
+        evaluator, reference = self.evaluator or Evaluator(), self.reference or Reference.of(spec)
         for one, truth in probes(gradient_map, seen, Truth(private, private), self.probe_sizes):
-            targets = truth.private.targets if threat.labels == "known" else None
-            given = replace(one, disclosed=Disclosure(targets))
-            job = AttackJob(
-                gradient_map, spec, [given], threat, self.seed, max_seconds=self.probe_seconds
-            )
-            made = attempt(self.attack, job)
-            outcome = evaluate(
-                made.answers[0], truth, self.evaluator or Evaluator(), spec, reference
-            )
-            found.append(Probed(len(truth.private), made, outcome))
+            job = AttackJob(gradient_map, spec, [one], threat, self.seed, max_seconds=seconds)
+            found.append(attack_probe(self.attack, job, truth, evaluator, reference))
         return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
@@ -242,17 +223,6 @@ class SelfAttack:
         if used != len(exposure.private):
             return f"only {len(exposure.private)} of the {used} samples that it used were kept"
         return ""
-
-    def _disclosed(self, gradient_map: GradientMap, exposure: Exposure) -> Disclosure:
-        targets = statistics = None
-        if self.threat.labels == "known":
-            targets = exposure.defended.targets
-        if self.threat.batch_norm == "exact":
-            first = exposure.raw.schedule.slices(len(exposure.defended))[0]
-            statistics = gradient_map.statistics(
-                exposure.params, exposure.defended.inputs[first], exposure.buffers
-            )
-        return Disclosure(targets, statistics)
 
 
 def _plain(update: Update) -> Update:

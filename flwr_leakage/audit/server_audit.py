@@ -21,7 +21,7 @@ from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
-from flwr_leakage.audit.large_clients import LabelRound, LargeClients, probes
+from flwr_leakage.audit.large_clients import LabelRound, LargeClients, attack_probe, probes
 from flwr_leakage.audit.needs import Trials
 from flwr_leakage.audit.note import Assumed, ClientNote
 from flwr_leakage.audit.progress import Progress, SilentProgress, attack_reporter, count
@@ -44,6 +44,15 @@ from flwr_leakage.tracking.text import plain_text
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The attack on the updates of one round, with the CPU seconds that are left for it."""
+
+    server_round: int
+    attack: Attack
+    budget: Budget
 
 
 @dataclass
@@ -210,7 +219,7 @@ class ServerAudit:
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
-        self._recorder.client(server_round, client_id, schedule, num_examples, reason)
+        self._recorder.client((server_round, client_id), schedule, num_examples, reason)
 
     def utility(
         self,
@@ -255,10 +264,8 @@ class ServerAudit:
             self._of_client(server_round, note.client_id, self._hear, server_round, note)
         left_out = self._left_out(observations)
         for seen in observations:
-            update, reason = seen.update, left_out.get(seen.client_id, "")
-            self._recorder.client(
-                server_round, seen.client_id, update.schedule, update.num_examples, reason
-            )
+            where, reason = (server_round, seen.client_id), left_out.get(seen.client_id, "")
+            self._recorder.client(where, seen.update.schedule, seen.update.num_examples, reason)
         # clients whose note is missing in this round are included
         unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
@@ -307,7 +314,7 @@ class ServerAudit:
                 self.assume(*assumed)
                 alike = [case for other, case in part if other == assumed]
                 for together in self._trials.together(self.gradient_map, self.spec, alike):
-                    self._attack(server_round, self.attack, together, budget)
+                    self._attack(_Round(server_round, self.attack, budget), together)
             for _, case in part:
                 del left[id(case)]
         if left:
@@ -410,7 +417,7 @@ class ServerAudit:
                 )
             except ValueError as error:
                 found = str(error)
-            self._recorder.labels(seen.server_round, seen.client_id, found, true)
+            self._recorder.labels((seen.server_round, seen.client_id), found, true)
             seconds = time.process_time() - began
             self._recorder.cost(seen.server_round, "labels_cpu_seconds", seconds, seen.client_id)
         if probes_it and truth is not None:
@@ -431,17 +438,10 @@ class ServerAudit:
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
             if self._trials.refusal(gradient_map, spec, one):
                 return
-            disclosed = disclose(one, self.threat, gradient_map, shown)
-            job = AttackJob(
-                gradient_map, spec, [replace(one, disclosed=disclosed)],
-                replace(self.threat, rounds=1), self.seed, max_seconds=large.probe_seconds,
-            )  # fmt: skip
-            made = attempt(self.attack, job)
-            outcome = evaluate(made.answers[0], shown, self.evaluator, spec, reference)
-            self._recorder.probe(
-                seen.server_round, seen.client_id, len(shown.private), made.answers[0], outcome,
-                made.cpu_seconds,
-            )  # fmt: skip
+            threat, seconds = replace(self.threat, rounds=1), large.probe_seconds
+            job = AttackJob(gradient_map, spec, [one], threat, self.seed, max_seconds=seconds)
+            made = attack_probe(self.attack, job, shown, self.evaluator, reference)
+            self._recorder.probe((seen.server_round, seen.client_id), made)
 
     def _test(
         self, part: list[Observation], assumed: Inputs, unknown: Set[int], optimizer: str
@@ -466,7 +466,7 @@ class ServerAudit:
         if all(truth is not None for truth in truths):
             rows = [self.candidates.are_among(truth.private) for truth in truths if truth]
             held = [any(column) for column in zip(*rows, strict=True)]
-        self._recorder.membership(seen.server_round, seen.client_id, made, held)
+        self._recorder.membership((seen.server_round, seen.client_id), made, held)
         seconds = time.process_time() - began
         self._recorder.cost(seen.server_round, "membership_cpu_seconds", seconds, seen.client_id)
 
@@ -493,16 +493,16 @@ class ServerAudit:
             )
         return self._grant(target, unknown)
 
-    def _attack(self, server_round: int, attack: Attack, cases: list[Case], budget: Budget) -> None:
+    def _attack(self, now: _Round, cases: list[Case]) -> None:
         """Attack targets together, then evaluate and record each answer.
 
         The attack is repeated on the updates that each defense of ``what_ifs`` would have released.
         """
-        for case, answer in self._answers(server_round, attack, cases, budget):
+        for case, answer in self._answers(now, cases):
             client_id = case.observation.client_id
-            self._of_client(server_round, client_id, self._record, case, answer)
+            self._of_client(now.server_round, client_id, self._record, case, answer)
         for name, source in self.what_ifs.items():
-            self._ask(server_round, attack, name, source, cases, budget)
+            self._ask(now, name, source, cases)
 
     def _hear(self, server_round: int, note: ClientNote) -> None:
         """Record a client's note."""
@@ -584,15 +584,7 @@ class ServerAudit:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
 
-    def _ask(
-        self,
-        server_round: int,
-        attack: Attack,
-        name: str,
-        source: WhatIfSource,
-        cases: list[Case],
-        budget: Budget,
-    ) -> None:
+    def _ask(self, now: _Round, name: str, source: WhatIfSource, cases: list[Case]) -> None:
         """Attack the updates that the defense ``name`` would have released from the same training.
 
         ``source`` returns, for an observation, the update under that defense.
@@ -605,22 +597,22 @@ class ServerAudit:
                 continue  # nobody knows the samples of such a client
             if seen.client_id < 0 or seen.earlier:
                 message = f"what if {name} was not asked: that is for one client and one round"
-                self.warn_once(server_round, seen.client_id, message)
+                self.warn_once(now.server_round, seen.client_id, message)
                 continue
             try:
                 found = source(seen)
             except ValueError as error:
                 reason = f"client {seen.client_id} was not attacked under {name}: {error}"
-                self.warn(server_round, seen.client_id, reason)
+                self.warn(now.server_round, seen.client_id, reason)
                 continue
             disclosed = disclose(seen, self.threat, self.gradient_map, found.truth)
             asked.append(Case(replace(seen, update=found.update, disclosed=disclosed), found.truth))
             changes.append(found.relative_change)
-        answers = self._answers(server_round, attack, asked, budget, f"what if {name}")
+        answers = self._answers(now, asked, f"what if {name}")
         for (case, answer), change in zip(answers, changes, strict=True):
             outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
-            client_id = case.observation.client_id
-            self._recorder.what_if(server_round, client_id, name, change, answer, outcome)
+            where = (now.server_round, case.observation.client_id)
+            self._recorder.what_if(where, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
         """Record a client's remarks on its settings, and once that a defense draws from a seed."""
@@ -640,8 +632,7 @@ class ServerAudit:
         else:
             self.own_config_clients.discard(note.client_id)
         for message in note.says():
-            if told := self._once.says(note.client_id, message):
-                self.inform(server_round, note.client_id, told)
+            self.inform_once(server_round, note.client_id, message)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
         """Warn, once, if a client's training is not as the attack assumes, or not explained.
@@ -662,7 +653,7 @@ class ServerAudit:
                 return None
             # Its steps follow from its number of samples, which its facts do not tell.
             schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
-        return schedule, self.spec, self.gradient_map.batch_norm
+        return Assumed(schedule, self.spec, self.gradient_map.batch_norm)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
@@ -694,12 +685,7 @@ class ServerAudit:
             return None
 
     def _answers(
-        self,
-        server_round: int,
-        attack: Attack,
-        cases: list[Case],
-        budget: Budget,
-        what: str = "",
+        self, now: _Round, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
         """Attack targets together, within a budget of CPU seconds, and return each with its answer.
 
@@ -708,7 +694,7 @@ class ServerAudit:
         """
         if not cases:
             return []
-        name = " · ".join(filter(None, (self._round_name(server_round), what)))
+        name = " · ".join(filter(None, (self._round_name(now.server_round), what)))
         self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
         limit = least(self.max_seconds, self.what_if_max_seconds if what else None)
@@ -718,18 +704,19 @@ class ServerAudit:
             seen,
             self.threat,
             self.seed,
-            max_seconds=seconds_each(limit, budget, len(cases)),
+            max_seconds=seconds_each(limit, now.budget, len(cases)),
         )
-        made = attempt(attack, job, attack_reporter(self.progress, name))
+        made = attempt(now.attack, job, attack_reporter(self.progress, name))
         if made.error:
-            self.warn(server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
-        self._recorder.attempt(server_round, made, "what_if" if what else "attack")
+            self.warn(now.server_round, -1, f"{what}: the attack failed: {made.error}".lstrip(": "))
+        self._recorder.attempt(now.server_round, made, "what_if" if what else "attack")
         if said := describe_parts(made.answers):
-            self._recorder.information(server_round, -1, f"{what}: {said}".lstrip(": "))
+            self._recorder.information(now.server_round, -1, f"{what}: {said}".lstrip(": "))
         return list(zip(cases, made.answers, strict=True))
 
     def _record(self, case: Case, answer: Reconstruction) -> None:
         server_round, client_id = case.observation.server_round, case.observation.client_id
+        where = (server_round, client_id)
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
         if causes := answer.stats.get(RETRIED):
@@ -739,8 +726,7 @@ class ServerAudit:
         elif answer.spec is not None:
             claim, by = answer.stats[NORMALISATION], answer.spec
             told = f"client {client_id} told no normalisation; {claim}: {by.mean} and {by.std}."
-            if said := self._once.says(client_id, told):
-                self.inform(server_round, client_id, said)
+            self.inform_once(server_round, client_id, told)
         outcome = evaluate(answer, case.truth, self.evaluator, self.spec, self._reference)
         if case.truth is not None:
             if self.evaluator is not None and self._shown != server_round:
@@ -748,12 +734,12 @@ class ServerAudit:
                 self._recorder.blind_guess(server_round, self._reference.guess)
             names = self._reference.class_names
             numbers = self.images.of(client_id, case.truth.private)
-            self._recorder.samples(server_round, client_id, case.truth, names, numbers)
-        self._recorder.outcome(server_round, client_id, answer, self.threat, outcome)
+            self._recorder.samples(where, case.truth, names, numbers)
+        self._recorder.outcome(where, answer, self.threat, outcome)
         decoded = self._decoder(case, answer) if self._decoder else None
         if decoded is not None:
             found = evaluate(decoded, case.truth, self.evaluator, self.spec, self._reference)
-            self._recorder.decoded(server_round, client_id, decoded, found)
+            self._recorder.decoded(where, decoded, found)
 
     def _tell(self, server_round: int, message: str) -> None:
         first = next(iter(message.splitlines()), "")

@@ -145,7 +145,7 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
         make_private_folder(part)
     for theirs, own in copies:
         write_private(own, read_file(theirs, MAX_TENSORS_BYTES))
-    return attack_kept(run.folder, run.audit_of, 1, run.chunk, run.final_buffers)
+    return attack_kept(run)
 
 
 def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:

@@ -1,7 +1,7 @@
 """Find, before any training, which exact attacks apply to an update."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.one_by_one import ExactAttack
 from flwr_leakage.attacks.problem import as_met, pose, require_arguments
+from flwr_leakage.audit.progress import count
 from flwr_leakage.audit.structure_report import (
     RECOVERED_DB,
     Directions,
@@ -49,6 +50,7 @@ def exact_attacks() -> dict[str, ExactAttack]:
     }
 
 
+@torch.random.fork_rng(devices=[])  # a model may draw from the global generator
 def structure(
     model: nn.Module,
     spec: InputSpec,
@@ -94,32 +96,7 @@ def structure(
         ValueError: ``spec`` is no ``InputSpec`` or one of texts, the model does not accept such
             inputs, the loss cannot be computed, or the update is zero.
     """
-    # A model may draw from the global generator, so that its state is restored afterwards.
-    with torch.random.fork_rng(devices=[]):
-        return _structure(
-            GradientMap(model, loss, batch_norm),
-            type(model).__name__,
-            spec,
-            num_examples,
-            schedule,
-            exact_attacks() if attacks is None else attacks,
-            attempt,
-            partial(_directions, tolerance=tolerance, max_products=max_products),
-            seed,
-        )
-
-
-def _structure(
-    gradient_map: GradientMap,
-    name: str,
-    spec: InputSpec,
-    num_examples: int,
-    schedule: LocalSchedule | None,
-    attacks: Mapping[str, ExactAttack],
-    attempt: bool,
-    count: Callable[[LinearOperator, torch.Generator], Directions],
-    seed: int,
-) -> Structure:
+    gradient_map = GradientMap(model, loss, batch_norm)
     require_arguments(spec, num_examples)
     if spec.is_text:
         raise ValueError(
@@ -140,21 +117,24 @@ def _structure(
     job = AttackJob(
         gradient_map, spec, [Observation(1, 0, params, buffers, update)], ThreatModel(), seed
     )
-    openings = [_open(name, attack, job, batch, attempt) for name, attack in attacks.items()]
+    chosen = exact_attacks() if attacks is None else attacks
+    openings = [_open(name, attack, job, batch, attempt) for name, attack in chosen.items()]
+    directions = partial(_directions, tolerance=tolerance, max_products=max_products)
     draw = make_generator(seed, purpose="random rows")
     one = together = None
     reason = ""
     try:
         alone = separate(by_any_means, doubled, buffers, precise, torch.ones(len(batch)))[[0]]
-        one = together = count(alone.jacobian(), draw)
+        one = together = directions(alone.jacobian(), draw)
         if len(batch) > 1:
-            together = count(_jacobian(by_any_means, doubled, precise, schedule, buffers), draw)
+            jacobian = _jacobian(by_any_means, doubled, precise, schedule, buffers)
+            together = directions(jacobian, draw)
     except RuntimeError as error:  # torch.func and autograd may raise any error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     unknowns, equations = batch.inputs.numel(), sum(value.numel() for value in params.values())
     title = (
-        f"{name}: {_some(len(batch), 'sample')} of "
-        f"{'×'.join(map(str, spec.shape))}, {_some(schedule.num_steps, 'local step')}; "
+        f"{type(model).__name__}: {count(len(batch), 'sample')} of "
+        f"{'×'.join(map(str, spec.shape))}, {count(schedule.num_steps, 'local step')}; "
         f"{equations:,} equations for {unknowns:,} input values"
     )
     return Structure(title, one, together, tuple(openings), reason)
@@ -217,10 +197,6 @@ def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt:
         f"{found.reason} On noise: {near} of {len(batch)} images above {RECOVERED_DB:.0f} dB, "
         f"{seconds:.0f} CPU seconds.",
     )
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _directions(

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from flwr_leakage.audit.truth import Truth
-from flwr_leakage.params import Params, subtract
+from flwr_leakage.params import Params, norm, subtract
 from flwr_leakage.records import Observation, Update
 
 
@@ -42,9 +40,5 @@ def relative_change(raw: Params, released: Params) -> float:
         >>> relative_change({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
         0.8
     """
-    norm = _norm(raw)
-    return _norm(subtract(released, raw)) / norm if norm else 0.0
-
-
-def _norm(values: Params) -> float:
-    return float(torch.stack([value.double().norm() for value in values.values()]).norm())
+    whole = norm(raw.values())
+    return norm(subtract(released, raw).values()) / whole if whole else 0.0

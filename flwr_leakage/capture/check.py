@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flwr_leakage.capture.glance import some
+from flwr_leakage.capture.glance import some, some_were
 from flwr_leakage.capture.names import NamedTensor, as_received, name_tensors
 from flwr_leakage.capture.replay import replay
-from flwr_leakage.capture.sent import PARAMETERS, multiple_sent, name_of
+from flwr_leakage.capture.sent import PARAMETERS, factor_between, multiple_sent, name_of
 from flwr_leakage.capture.training import CapturedTraining, Correction
-from flwr_leakage.params import Params
+from flwr_leakage.params import Params, norm, subtract
 
 TOLERANCE = 1e-3
 """The largest relative residual of an update that counts as explained."""
@@ -110,8 +110,7 @@ def check_replay(
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
     for way, arrays in (("received", received), ("sent", sent)):
         if broken := [name for name in parameters if not bool(arrays[name].isfinite().all())]:
-            verb = "was" if len(broken) == 1 else "were"
-            problem = f"{some(broken)} {verb} {way} with entries that are NaN or infinite"
+            problem = f"{some_were(broken)} {way} with entries that are NaN or infinite"
             return ReplayCheck(None, num_steps=training.num_steps, problem=problem)
     if not training.complete and (training.changed_at_end or training.changed_outside):
         problem = "parameters were changed outside of the optimizer, and not all steps were kept"
@@ -138,7 +137,7 @@ def check_replay(
     update = {name: _double(target[name]) - _double(received[name]) for name in parameters}
     gap = {name: _double(target[name]) - _double(replayed[name]) for name in parameters}
     by_entry = {name: _ratio(gap[name].norm(), update[name].norm()) for name in parameters}
-    residual = _ratio(_norm(gap.values()), _norm(update.values()))
+    residual = _ratio(norm(gap.values()), norm(update.values()))
     causes: tuple[str, ...] = ()
     if not residual <= TOLERANCE:
         rewritten = any(step.rescaled_to is not None for step in training.steps)
@@ -192,7 +191,7 @@ def _gap(
     """
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
-    return _ratio(_norm(gap.values()), _norm(trained.values())) > TOLERANCE
+    return _ratio(norm(gap.values()), norm(trained.values())) > TOLERANCE
 
 
 def _remarks(
@@ -220,8 +219,7 @@ def _remarks(
     # these tensors are reported under their received names
     kept = [name for name in kept if not personal]
     if personal:
-        verb = "was" if len(personal) == 1 else "were"
-        yield f"{some(list(personal))} {verb} trained, and sent back as received"
+        yield f"{some_were(list(personal))} trained, and sent back as received"
     if kept:
         yield f"{some(kept)} {'stays' if len(kept) == 1 else 'stay'} with the client"
     if len(received) > own:
@@ -247,7 +245,7 @@ def is_rounded(
         return False
     gap = {name: _double(sent[name]) - _double(value) for name, value in trained.items()}
     update = {name: _double(sent[name]) - _double(received[name]) for name in trained}
-    return _ratio(_norm(gap.values()), _norm(update.values())) <= TOLERANCE
+    return _ratio(norm(gap.values()), norm(update.values())) <= TOLERANCE
 
 
 def _causes(
@@ -259,8 +257,7 @@ def _causes(
 ) -> Iterable[str]:
     own = [name for name, named in names.items() if not _same(named.before, received[name])]
     if own:
-        verb = "was" if len(own) == 1 else "were"
-        yield f"{some(own)} {verb} not the server's before training"
+        yield f"{some_were(own)} not the server's before training"
     parameters = [name for name, named in names.items() if named.is_parameter]
     if _gap({name: sent[name] for name in parameters}, end, received):
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
@@ -274,8 +271,8 @@ def _causes(
     }
     trained = {name: _double(again[name]) - _double(names[name].before) for name in parameters}
     seen = {name: last[name] - _double(names[name].before) for name in parameters}
-    drift = _norm(seen[name] - trained[name] for name in parameters)
-    if _ratio(drift, _norm(trained.values())) <= TOLERANCE:
+    drift = norm(seen[name] - trained[name] for name in parameters)
+    if _ratio(drift, norm(trained.values())) <= TOLERANCE:
         return
     rescaled = sum(step.rescaled_to is not None for step in training.steps)
     if training.changed_at_end:
@@ -344,15 +341,12 @@ def _after_training(trained: Params, released: Params) -> str:
 
     ``trained`` is the update by the training, ``released`` the one that is sent, by parameter.
     """
-    inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
-    norm = _norm(trained.values())
-    factor = inner / norm**2 if norm else 0.0
-    rest = _norm(released[name] - factor * trained[name] for name in trained)
-    if rest <= TOLERANCE * _norm(released.values()):
+    if (factor := factor_between(released, trained)) is not None:
         return f"the update was scaled by {factor:.3g} after training (clipping)"
-    change = _norm(released[name] - trained[name] for name in trained)
+    change = norm(subtract(released, trained).values())
+    share = _ratio(change, norm(trained.values()))
     return (
-        f"the update was changed by {_ratio(change, norm):.2g} of its norm after training "
+        f"the update was changed by {share:.2g} of its norm after training "
         f"(noise, clipping, an average over steps or a defense)"
     )
 
@@ -363,10 +357,6 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 def _double(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float64)
-
-
-def _norm(values: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(value.double().square().sum()) for value in values))
 
 
 def _ratio(part: float | Tensor, whole: float | Tensor) -> float:

@@ -1,8 +1,9 @@
 """Describe a client's training by facts that say nothing of its samples."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from torch.nn import functional as F
@@ -17,11 +18,12 @@ from flwr_leakage.capture.samples import (
     takes_in_order,
 )
 from flwr_leakage.capture.sent import ANOTHER_MULTIPLE, PARAMETERS, SENDS
-from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.capture.training import CapturedTraining, sgd_settings
 from flwr_leakage.conventions import public_normalization, public_statistics
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.schedules import MAX_STEPS
+from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 
@@ -193,27 +195,11 @@ class TrainingFacts:
             KeyError: a fact is missing.
         """
         facts = TrainingFacts(
-            optimizer=_text(content["optimizer"]),
-            learning_rate=_number(content["learning_rate"]),
-            momentum=_number(content["momentum"]),
-            weight_decay=_number(content["weight_decay"]),
-            num_steps=_count(content["num_steps"]),
-            batch_size=_count(content["batch_size"]),
-            batch_norm=_text(content["batch_norm"]),
-            randomness=_flag(content["randomness"]),
-            precision=_text(content["precision"]),
-            loss=_text(content["loss"]),
-            shape=tuple(_count(size) for size in _few(content["shape"])),
-            num_classes=_count(content["num_classes"]),
-            normalization=_text(content["normalization"]),
-            mean=tuple(_number(value) for value in _few(content["mean"])),
-            std=tuple(_number(value) for value in _few(content["std"])),
-            box=_flag(content.get("box", True)),
-            unscheduled=_text(content["unscheduled"]),
-            rewritten=_count(content.get("rewritten", 0)),
-            repeated=_flag(content.get("repeated", False)),
-            counted=_flag(content.get("counted", False)),
-            sends=_sends(content.get("sends", PARAMETERS)),
+            **{
+                field.name: _READERS[field.type](content[field.name])
+                for field in fields(TrainingFacts)
+                if field.name in content or field.name not in _NEWER
+            }
         )
         _check_told(facts)
         return facts
@@ -239,40 +225,31 @@ def facts_of(
     """
     if training.problem or training.optimizer_class is None:
         raise ValueError(training.problem or "no optimizer was captured")
-    options = training.steps[0].options[0]
-    entries = training.steps[0].backwards[0].entries
+    entries = training.backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
-    inputs = _inputs(training)
-    # The inputs of texts are for the owner's own scores, and are not told.
-    if spec is not None and not spec.is_text:
-        given = replace(inputs, shape=spec.shape, num_classes=spec.num_classes, normalization="")
-        inputs = replace(given, mean=spec.mean, std=spec.std, box=spec.box) if spec.known else given
     try:
         captured_schedule(training, num_examples)
         unscheduled = ""
     except ValueError as error:
         unscheduled = str(error)
-    return TrainingFacts(
+    facts = TrainingFacts(
         optimizer=training.optimizer_class.__name__,
-        learning_rate=float(options["lr"]),
-        momentum=float(options.get("momentum", 0.0)),
-        weight_decay=float(options.get("weight_decay", 0.0)),
+        **sgd_settings(training.steps[0].options),
         num_steps=training.num_steps,
         batch_size=max(training.batch_sizes, default=0),
         batch_norm=training.batch_norm,
         randomness=drops_out(training),
         precision=", ".join(sorted(dtypes)),
-        loss=inputs.loss,
-        shape=inputs.shape,
-        num_classes=inputs.num_classes,
-        normalization=inputs.normalization,
-        mean=inputs.mean,
-        std=inputs.std,
-        box=inputs.box,
         unscheduled=unscheduled,
         rewritten=_rewritten(training),
         counted=takes_in_order(training, reported),
+        **_inputs(training),
     )
+    # The inputs of texts are for the owner's own scores, and are not told.
+    if spec is None or spec.is_text:
+        return facts
+    given = replace(facts, shape=spec.shape, num_classes=spec.num_classes, normalization="")
+    return replace(given, mean=spec.mean, std=spec.std, box=spec.box) if spec.known else given
 
 
 def _rewritten(training: CapturedTraining) -> int:
@@ -281,42 +258,32 @@ def _rewritten(training: CapturedTraining) -> int:
     return next(changed, 0)
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """The facts about the loss and the inputs of a training; ``TrainingFacts`` explains each."""
-
-    loss: str
-    shape: tuple[int, ...] = ()
-    num_classes: int = 0
-    normalization: str = ""
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    box: bool = True
-
-
-def _inputs(training: CapturedTraining) -> _Inputs:
-    backwards = [backward for step in training.steps for backward in step.backwards]
+def _inputs(training: CapturedTraining) -> dict[str, Any]:
+    """Return those of the facts, by name, that are about the loss and the inputs."""
     try:
-        seen = [see_inputs(training, backward) for backward in backwards]
+        seen = [see_inputs(training, backward) for backward in training.backwards]
     except ValueError as error:
-        return _Inputs(str(error))
+        return {"loss": str(error)}
     try:
         calls = captured_batches(training)
         loss = CROSS_ENTROPY if calls[0].loss is F.cross_entropy else OWN_LOSS
         classes = calls[0].num_outputs
     except ValueError as error:
-        has_term = any(has_parameter_term(training, backward) for backward in backwards)
+        has_term = any(has_parameter_term(training, backward) for backward in training.backwards)
         mixes = any(each.num_targets > 1 for each in seen)
         loss = OWN_TERM if has_term else SEVERAL_LABELS if mixes else str(error)
         classes = seen[0].num_outputs
         if not classes:
-            return _Inputs(loss)
+            return {"loss": loss}
     inputs = seen[0].inputs
     shape = tuple(inputs.shape[1:])
     alike = all(tuple(each.inputs.shape[1:]) == shape for each in seen)
     if len(shape) != 3 or not inputs.is_floating_point() or not alike:
-        return _Inputs(loss)
-    return _Inputs(loss, shape, classes, public_normalization(inputs.to(CPU)))
+        return {"loss": loss}
+    normalization = public_normalization(inputs.to(CPU))
+    return {
+        "loss": loss, "shape": shape, "num_classes": classes, "normalization": normalization
+    }  # fmt: skip
 
 
 def differences(
@@ -387,6 +354,8 @@ def _check_told(facts: TrainingFacts) -> None:
         ValueError: a number of steps, learning rate, shape or normalisation is impossible or too
             large. The message tells what was expected and what came.
     """
+    if facts.sends not in (PARAMETERS, ANOTHER_MULTIPLE, *SENDS):
+        raise ValueError("sends must be one of the names of what methods send.")
     if facts.num_steps > MAX_STEPS:
         raise ValueError(f"num_steps must be at most {MAX_STEPS:,}, got {facts.num_steps:,}.")
     if not facts.unscheduled:
@@ -414,37 +383,22 @@ def _check_told(facts: TrainingFacts) -> None:
     InputSpec((channels, height, width), max(facts.num_classes, 1), *statistics)
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {type(value).__name__}.")
-    return value
-
-
-def _sends(value: object) -> str:
-    if value not in (PARAMETERS, ANOTHER_MULTIPLE, *SENDS):
-        raise ValueError("expected one of the names of what methods send.")
-    return str(value)
-
-
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a text, got {type(value).__name__}.")
-    return value[:200].encode("utf-8", "replace").decode()
+    return as_text(value, 200).encode("utf-8", "replace").decode()
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-        raise ValueError("expected a number below 1e12.")
-    return float(value)
+_count = partial(as_count, below=2**31)
+_number = partial(as_number, below=1e12)
 
+_READERS: dict[Any, Callable[[object], Any]] = {
+    str: _text,
+    bool: as_flag,
+    int: _count,
+    float: _number,
+    tuple[int, ...]: lambda value: tuple(map(_count, as_list(value, 64))),
+    tuple[float, ...]: lambda value: tuple(map(_number, as_list(value, 64))),
+}
+"""For each type of a field of ``TrainingFacts``, the function that checks what a client sent."""
 
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError("expected an integer in [0, 2^31).")
-    return value
-
-
-def _few(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) > 64:
-        raise ValueError("expected a list of at most 64 entries.")
-    return value
+_NEWER = ("box", "rewritten", "repeated", "counted", "sends")
+"""The fields of ``TrainingFacts`` that clients of earlier versions do not send."""

@@ -12,6 +12,7 @@ from flwr_leakage.capture.counting import Counting, parameters_of, settings_of, 
 from flwr_leakage.capture.facts import TrainingFacts
 from flwr_leakage.capture.samples import check_settings
 from flwr_leakage.capture.step_hooks import watch_steps
+from flwr_leakage.capture.training import sgd_settings
 
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
 """A function of tensors by name that returns the names of those that differ from certain arrays."""
@@ -88,7 +89,6 @@ class Glance:
             raise ValueError(self._problem or _NO_STEP)
         if self._counting.problem:
             raise ValueError(self._counting.problem)
-        first = self._settings[0]
         unscheduled = known.unscheduled
         try:
             check_settings(type(self._optimizer), self._settings, self._counting.settings_changed)
@@ -97,9 +97,7 @@ class Glance:
         return replace(
             known,
             optimizer=type(self._optimizer).__name__,
-            learning_rate=float(first["lr"]),
-            momentum=float(first.get("momentum", 0.0)),
-            weight_decay=float(first.get("weight_decay", 0.0)),
+            **sgd_settings(self._settings),
             num_steps=self._counting.num_steps,
             unscheduled=unscheduled,
             repeated=True,
@@ -120,8 +118,7 @@ class Glance:
             return (seen.problem,)
         found = []
         if own := self._own:
-            verb = "was" if len(own) == 1 else "were"
-            found.append(f"{some(own)} {verb} not the server's before training")
+            found.append(f"{some_were(own)} not the server's before training")
         if changed := not_sent(self._live):
             found.append(
                 f"{some(changed)} changed after training (noise, clipping, an average over steps "
@@ -141,3 +138,8 @@ def some(names: list[str]) -> str:
     """Return the first few of several names, and how many more there are."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def some_were(names: list[str]) -> str:
+    """Return the first few of several names as :func:`some` does, followed by was or were."""
+    return f"{some(names)} {'was' if len(names) == 1 else 'were'}"

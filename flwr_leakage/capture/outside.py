@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.capture.training import Correction
+from flwr_leakage.params import norm
 
 _ROUNDING = 16 * torch.finfo(torch.float32).eps
 """The error of a difference of parameters in single precision, relative to the parameters."""
@@ -55,8 +56,8 @@ class Outside:
             self._alike = 1
         elif self._first is not None:
             expected = [self._rate * each for each in self._first]
-            gap = _norm([one - other for one, other in zip(change, expected, strict=True)])
-            self._alike += gap <= _ALIKE * _norm(expected) + _ROUNDING * _norm(now)
+            gap = norm(one - other for one, other in zip(change, expected, strict=True))
+            self._alike += gap <= _ALIKE * norm(expected) + _ROUNDING * norm(now)
 
     def correction(self) -> Correction | None:
         """Return the change of the parameters, per learning rate, that followed every step.
@@ -67,7 +68,3 @@ class Outside:
             return None
         pairs = zip(self._parameters, self._first, strict=True)
         return Correction({id(parameter): change for parameter, change in pairs})
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(torch.stack([each.double().norm() for each in tensors]).norm())

@@ -44,6 +44,7 @@ from flwr_leakage.capture.training import (
     rate_of,
 )
 from flwr_leakage.function_mode import FunctionMode
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ class Limits:
     max_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for name in ("max_samples", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "max_samples", "max_bytes")
 
 
 _IN_A_MODE = "the model was called inside a torch function mode, such as a device"
@@ -566,15 +565,11 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            problem=self._told_problem() or (rest.problem if rest else "") or self._missing(),
+            # Where no optimizer of torch took a step, this alone is told.
+            problem=(self._problem * self._stepped)
+            or (rest.problem if rest else "")
+            or self._missing(),
         )
-
-    def _told_problem(self) -> str:
-        """Return why the training could not be captured; empty if it could.
-
-        It is empty, too, if no optimizer of torch took a step.
-        """
-        return self._problem if self._stepped else ""
 
     def _missing(self) -> str:
         if not self._num_steps:

@@ -12,10 +12,9 @@ from torch.optim import SGD, Optimizer
 
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Autocast, Backward, Constant, Entry, Value, play
-from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.capture.training import CapturedTraining, sgd_settings
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import Loss
-from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import Batch, LocalSchedule
 
 CPU = torch.device("cpu")
@@ -312,21 +311,13 @@ def captured_batches(training: CapturedTraining) -> list[LossCall]:
     """
     if training.problem:
         raise ValueError(training.problem)
-    return [read_loss_call(training, b) for step in training.steps for b in step.backwards]
-
-
-def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
-    """Return ``batch`` if a BatchNorm layer trained in train mode, else ``running``."""
-    return training.batch_norm or "running"
+    return [read_loss_call(training, backward) for backward in training.backwards]
 
 
 def drops_out(training: CapturedTraining) -> bool:
     """Return whether a recorded call drew random numbers, as dropout does."""
     return any(
-        entry.rng_state is not None
-        for step in training.steps
-        for backward in step.backwards
-        for entry in backward.entries
+        entry.rng_state is not None for backward in training.backwards for entry in backward.entries
     )
 
 
@@ -350,7 +341,7 @@ def captured_gradient_map(
         own[name] != name for name in model.state_dict()
     ):
         raise ValueError("the called model's arrays have other names than those that were received")
-    return GradientMap(model, call.loss, batch_norm_mode(training))
+    return GradientMap(model, call.loss, training.batch_norm or "running")
 
 
 def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSchedule:
@@ -363,7 +354,7 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         raise ValueError(training.problem)
     if training.optimizer_class is None:
         raise ValueError("no optimizer was captured")
-    frozen = {backward.frozen for step in training.steps for backward in step.backwards}
+    frozen = {backward.frozen for backward in training.backwards}
     if len(frozen) > 1:
         raise ValueError("parts of the model were trained in turns, as FedRep's head and body")
     if training.correction is not None:
@@ -383,13 +374,10 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
             "gradients were changed between backward and a step (clipping, noise or control "
             "variates)"
         )
-    first = options[0]
     schedule = LocalSchedule(
-        learning_rate=float(first["lr"]),
         num_steps=training.num_steps,
         batch_size=max(training.batch_sizes),
-        momentum=float(first["momentum"]),
-        weight_decay=float(first["weight_decay"]),
+        **sgd_settings(options),
     )
     in_order = takes_in_order(training, num_examples)
     if not in_order or len(training.batch_sizes) != training.num_steps:
@@ -442,8 +430,7 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     try:
         batches = [call.batch for call in captured_batches(training)]
     except ValueError:  # the loss has further terms, or uses further models
-        backwards = [backward for step in training.steps for backward in step.backwards]
-        seen = [see_inputs(training, backward) for backward in backwards]
+        seen = [see_inputs(training, backward) for backward in training.backwards]
         pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]
         if training.problem or not seen or len(pairs) < len(seen):
             raise

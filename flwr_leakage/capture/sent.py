@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.capture.training import CapturedTraining, rate_of
+from flwr_leakage.params import norm
 
 PARAMETERS, ANOTHER_MULTIPLE = "parameters", "another multiple of its update"
 SENDS: dict[str, Callable[[float, float, int], float]] = {
@@ -47,15 +48,20 @@ def multiple_sent(
     ``received`` and ``end`` are the parameters before and after training.
     """
     names = [name for name in sent if name in end]
-    trained = {name: end[name].double().cpu() - received[name].double() for name in names}
-    square = sum(float(each.square().sum()) for each in trained.values())
-    if not square or not any(bool(received[name].any()) for name in names):
+    if not any(bool(received[name].any()) for name in names):
         return 0.0
-    inner = sum(float((sent[name].double() * trained[name]).sum()) for name in names)
-    factor = inner / square
-    rest = sum(float((sent[n].double() - factor * trained[n]).square().sum()) for n in names)
-    whole = sum(float(sent[name].double().square().sum()) for name in names)
-    return factor if rest <= _CLOSE**2 * whole else 0.0
+    trained = {name: end[name].double().cpu() - received[name].double() for name in names}
+    return factor_between({name: sent[name].double() for name in names}, trained) or 0.0
+
+
+def factor_between(sent: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> float | None:
+    """Return the factor f if the tensors ``sent`` are f times those of an update; else ``None``."""
+    whole = norm(trained.values())
+    if not whole:
+        return None
+    factor = sum(float((sent[name] * each).sum()) for name, each in trained.items()) / whole**2
+    rest = norm(sent[name] - factor * each for name, each in trained.items())
+    return factor if rest <= _CLOSE * norm(sent.values()) else None
 
 
 def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,7 +72,7 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
     minus these variates. They are taken for the parameters if its component along the parameters is
     below −1/2.
     """
-    square = sum(float(params[name].double().square().sum()) for name in change)
+    square = norm(params[name] for name in change) ** 2
     inner = sum(
         float((params[name].double() * each.double()).sum()) for name, each in change.items()
     )

@@ -329,15 +329,10 @@ def play(
 
 @contextmanager
 def _drawing_from(rng_state: Tensor | None) -> Iterator[None]:
-    if rng_state is None:
+    with torch.random.fork_rng(devices=[], enabled=rng_state is not None):
+        if rng_state is not None:
+            torch.set_rng_state(rng_state)
         yield
-        return
-    before = torch.get_rng_state()
-    torch.set_rng_state(rng_state)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def _under(autocast: Autocast) -> Any:

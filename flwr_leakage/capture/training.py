@@ -64,6 +64,18 @@ def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
     return float(options[0].get("lr") or 1.0)
 
 
+def sgd_settings(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the learning rate, momentum and weight decay of a step, as a ``LocalSchedule`` names
+    them, given the settings of the optimizer's groups; 0 for one that the optimizer has not.
+    """
+    first = options[0]
+    return {
+        "learning_rate": float(first["lr"]),
+        "momentum": float(first.get("momentum", 0.0)),
+        "weight_decay": float(first.get("weight_decay", 0.0)),
+    }
+
+
 @dataclass(frozen=True)
 class CapturedTraining:
     """One training, as hooks observed it.
@@ -112,6 +124,11 @@ class CapturedTraining:
     trains_another: bool = False
     besides: tuple[Root, ...] = ()
     problem: str = ""
+
+    @property
+    def backwards(self) -> list[Backward]:
+        """Return the calls of ``backward`` of all kept steps, in their order."""
+        return [backward for step in self.steps for backward in step.backwards]
 
     @property
     def complete(self) -> bool:

@@ -455,7 +455,7 @@ def attack_kept(
             done = attack_shard(run, mine, shard_folder, on)
             _say(f"Shard {mine} has {done} attacks, which are done. merge records all shards.")
             return
-        done = attack_kept(folder, run.audit_of, on, run.chunk, run.final_buffers)
+        done = attack_kept(run, on)
         _say_what_came(folder, done, "attacked")
 
 

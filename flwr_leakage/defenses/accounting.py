@@ -28,7 +28,7 @@ from jaxtyping import Float
 from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
-from flwr_leakage.params import Params
+from flwr_leakage.params import Params, norm
 
 Adjacency = Literal["replace-one", "add-or-remove"]
 """The two kinds of neighbouring sets of records that an ε may compare."""
@@ -229,8 +229,8 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
     """
     generator = torch.Generator().manual_seed((seed << 20) + index)
     draws = {k: torch.randn(v.shape, generator=generator) for k, v in like.items()}
-    norm = math.sqrt(sum(float(value.double().square().sum()) for value in draws.values()))
-    return {k: (v * (max_norm / norm)).to(like[k].dtype) for k, v in draws.items()}
+    factor = max_norm / norm(draws.values())
+    return {k: (v * factor).to(like[k].dtype) for k, v in draws.items()}
 
 
 def canary_epsilon(

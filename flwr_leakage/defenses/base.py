@@ -1,6 +1,7 @@
 """Define the interface of defenses, which change the samples to train on, the update, or both."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -82,9 +83,11 @@ class Defense:
     Attributes:
         takes_texts: whether the defense works for inputs that are token ids, which can be neither
             mixed nor differentiated.
+        effect: what ``in_words`` returns, where that does not depend on the settings.
     """
 
     takes_texts: ClassVar[bool] = True
+    effect: ClassVar[str] = ""
 
     @property
     def replaces_update(self) -> bool:
@@ -97,6 +100,11 @@ class Defense:
     def carries(self) -> bool:
         """Return whether the client adds the part that the defense left out to later updates."""
         return False
+
+    @property
+    def changes_updates(self) -> bool:
+        """Return whether ``on_update`` changes updates."""
+        return type(self).on_update is not Defense.on_update
 
     @property
     def encodes_batches(self) -> bool:
@@ -113,7 +121,7 @@ class Defense:
         "Pruning, by which only the largest 1 % of the update’s numbers are sent, hides it from this
         attack". By default it only gives the class's name.
         """
-        return f"the defense {type(self).__name__} is applied"
+        return self.effect or f"the defense {type(self).__name__} is applied"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Check, before training, that the defense can work on this model and this data.
@@ -187,3 +195,21 @@ class Defense:
             local_round: the private data of the round, for defenses that need them.
         """
         return update
+
+
+class UpdateDefense(Defense, ABC):
+    """A base class of defenses whose result depends on the update and random draws alone."""
+
+    @abstractmethod
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the tensors that are sent in place of ``update.delta``.
+
+        They have the same names, shapes and dtypes.
+        """
+
+    def on_update(
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
+    ) -> Update:
+        """Return the update with its ``delta`` as the defense releases it."""
+        check_update(update)
+        return replace(update, delta=self.released(update, randomness))

@@ -10,6 +10,7 @@ from flwr_leakage.defenses.base import Defense, LocalRound, check_update, requir
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
+from flwr_leakage.values import require
 
 
 def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
@@ -50,10 +51,8 @@ class Censor(Defense):
     step: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, got {self.trials}.")
-        if not self.step > 0:
-            raise ValueError(f"step must be positive, got {self.step}.")
+        require(self, "be at least 1", "trials")
+        require(self, "be positive", "step")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""

@@ -13,12 +13,6 @@ from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 
-def _transforms_update(defense: Defense) -> bool:
-    if isinstance(defense, Chain):
-        return any(_transforms_update(inner) for inner in defense.defenses)
-    return type(defense).on_update is not Defense.on_update
-
-
 @dataclass(frozen=True)
 class Chain(Defense):
     """A defense that applies several defenses in order, to batches and to the update.
@@ -39,7 +33,7 @@ class Chain(Defense):
                 raise ValueError(f"defenses[{index}] must be a Defense, got {defense!r}.")
             if defense.carries:
                 raise ValueError("error feedback goes around a whole chain, got it within one.")
-            if defense.replaces_update and any(map(_transforms_update, self.defenses[:index])):
+            if defense.replaces_update and any(d.changes_updates for d in self.defenses[:index]):
                 raise ValueError(
                     f"{type(defense).__name__} recomputes the update and would undo the defenses "
                     f"before it: it must come first, got position {index}."
@@ -49,6 +43,11 @@ class Chain(Defense):
     def replaces_update(self) -> bool:
         """Return whether a defense of the chain computes a new update from the data."""
         return any(defense.replaces_update for defense in self.defenses)
+
+    @property
+    def changes_updates(self) -> bool:
+        """Return whether a defense of the chain changes updates."""
+        return any(defense.changes_updates for defense in self.defenses)
 
     @property
     def encodes_batches(self) -> bool:

@@ -1,15 +1,17 @@
 """Clip the norm of the update."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from flwr_leakage.defenses.base import Defense, LocalRound, check_update
-from flwr_leakage.defenses.units import ClipUnit, check_unit, update_units
+from flwr_leakage.defenses.base import UpdateDefense
+from flwr_leakage.defenses.units import ClipUnit, update_units
 from flwr_leakage.params import Params, ravel, scale
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
+from flwr_leakage.values import require_option
 
 
 def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
@@ -25,7 +27,7 @@ def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
 
 
 @dataclass(frozen=True)
-class Clipping(Defense):
+class Clipping(UpdateDefense):
     """A defense that clips the Euclidean norm of the whole update Δ; see :func:`clip_update`.
 
     Attributes:
@@ -34,22 +36,16 @@ class Clipping(Defense):
             ``−Δ / learning_rate``, ``update`` if it is a norm of Δ.
     """
 
+    effect: ClassVar[str] = "an update above a set length is shortened to it"
+
     max_norm: float = 1.0
     relative_to: ClipUnit = "update"
 
     def __post_init__(self) -> None:
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {self.max_norm}.")
-        check_unit(self.relative_to, ClipUnit)
+        require_option(self, "relative_to", ClipUnit)
 
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "an update above a set length is shortened to it"
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with its ``delta`` clipped."""
-        check_update(update)
-        limit = update_units(self.max_norm, update, self.relative_to)
-        return replace(update, delta=clip_update(update.delta, limit))
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors, clipped."""
+        return clip_update(update.delta, update_units(self.max_norm, update, self.relative_to))

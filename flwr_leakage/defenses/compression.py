@@ -2,37 +2,21 @@
 methods are made to send less, and guarantee no privacy.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.defenses.base import Defense, LocalRound, check_update
+from flwr_leakage.defenses.base import UpdateDefense
 from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
-
-
-class Compression(Defense, ABC):
-    """A base class of defenses whose result depends on the update and random draws alone."""
-
-    @abstractmethod
-    def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Return the compressed update that is sent, with the same names, shapes and dtypes."""
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with its ``delta`` compressed."""
-        check_update(update)
-        return replace(update, delta=self.compress(update.delta, randomness))
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True)
-class RandomSubset(Compression):
+class RandomSubset(UpdateDefense):
     """A defense that sends each entry with probability ``share``, and zero in place of the others.
 
     The draws are new in each round. Shokri and Shmatikov (2015, section 5) share a tenth of the
@@ -47,25 +31,25 @@ class RandomSubset(Compression):
     is_unbiased: bool = False
 
     def __post_init__(self) -> None:
-        _check_share("share", self.share)
+        require(self, "lie in (0, 1]", "share")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
-    def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
+    def released(self, update: Update, randomness: Randomness) -> Params:
         """Return the update with random entries kept, and all others set to zero."""
         factor = 1 / self.share if self.is_unbiased else 1.0
         return {
             name: torch.where(
                 randomness.uniform(value.shape).to(value.device) <= self.share, value * factor, 0.0
             )
-            for name, value in delta.items()
+            for name, value in update.delta.items()
         }
 
 
 @dataclass(frozen=True)
-class QSGD(Compression):
+class QSGD(UpdateDefense):
     """A defense that rounds each entry at random to one of few multiples of its bucket's norm.
 
     A bucket v consists of ``bucket_size`` consecutive entries of the whole update; the last one is
@@ -82,27 +66,25 @@ class QSGD(Compression):
     bucket_size: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("levels", "bucket_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "levels", "bucket_size")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
-    def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
+    def released(self, update: Update, randomness: Randomness) -> Params:
         """Return the update with every entry rounded at random to a level."""
-        vector = ravel(delta)
+        vector = ravel(update.delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)
         norms = padded.norm(dim=1, keepdim=True)
         places = self.levels * padded.abs() / norms.clamp_min(torch.finfo(norms.dtype).tiny)
         chosen = (places + randomness.uniform(places.shape).to(places)).floor()
         rounded = (padded.sign() * chosen * norms / self.levels).reshape(-1)[: len(vector)]
-        return {n: v.to(delta[n].dtype) for n, v in unravel(rounded, delta).items()}
+        return {n: v.to(update.delta[n].dtype) for n, v in unravel(rounded, update.delta).items()}
 
 
 @dataclass(frozen=True)
-class SignSGD(Compression):
+class SignSGD(UpdateDefense):
     """A defense that sends the sign of each entry, times one size per tensor.
 
     For a tensor v of d entries ``‖v‖₁ / d · sign(v)`` is sent (Karimireddy et al. 2019, section 4),
@@ -116,24 +98,23 @@ class SignSGD(Compression):
     step: float | None = None
 
     def __post_init__(self) -> None:
-        if self.step is not None and not self.step > 0:
-            raise ValueError(f"step must be positive or None, got {self.step}.")
+        require(self, "be positive", "step", optional=True)
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
         sizes = "one size for each layer" if self.step is None else "one size for all"
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
-    def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
+    def released(self, update: Update, randomness: Randomness) -> Params:
         """Return the entries' signs times one size per tensor; an entry of zero stays zero."""
         return {
             name: value.sign() * (value.abs().mean() if self.step is None else self.step)
-            for name, value in delta.items()
+            for name, value in update.delta.items()
         }
 
 
 @dataclass(frozen=True)
-class TruncatedSVD(Compression):
+class TruncatedSVD(UpdateDefense):
     """A defense that sends the largest singular components of each weight's update ΔW.
 
     The r largest components of ``ΔW = Σ_i σ_i u_i v_iᵀ`` are sent, where r is the least number for
@@ -148,7 +129,7 @@ class TruncatedSVD(Compression):
     energy: float = 0.99
 
     def __post_init__(self) -> None:
-        _check_share("energy", self.energy)
+        require(self, "lie in (0, 1]", "energy")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
@@ -157,17 +138,12 @@ class TruncatedSVD(Compression):
             "its energy"
         )
 
-    def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
+    def released(self, update: Update, randomness: Randomness) -> Params:
         """Return the update without the smaller singular values of its matrices and kernels."""
-        return {n: v.clone() if v.ndim < 2 else self._truncated(v) for n, v in delta.items()}
+        return {n: v.clone() if v.ndim < 2 else self._truncated(v) for n, v in update.delta.items()}
 
     def _truncated(self, value: Tensor) -> Tensor:
         left, sizes, right = torch.linalg.svd(value.flatten(1), full_matrices=False)
         held = sizes.double().square().cumsum(0)
         kept = int((held < self.energy * held[-1]).sum()) + 1
         return (left[:, :kept] * sizes[:kept] @ right[:kept]).reshape(value.shape)
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} must lie in (0, 1], got {value}.")

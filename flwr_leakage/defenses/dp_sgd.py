@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from flwr_leakage.operators import row_norms, sample_gradients
 from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+from flwr_leakage.values import require
 
 Sampling = Literal["in_order", "poisson"]
 """The ways in which a step draws its samples."""
@@ -95,6 +96,10 @@ class DPSGD(Defense):
         sampling: ``in_order`` or ``poisson``, whose ε needs Opacus.
     """
 
+    effect: ClassVar[str] = (
+        "in each training step the share of each image is limited, and random noise is added"
+    )
+
     max_norm: float = 1.0
     noise_multiplier: float = 1.0
     delta: float | None = 1e-5
@@ -103,10 +108,7 @@ class DPSGD(Defense):
     def __post_init__(self) -> None:
         if not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {self.max_norm}.")
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise ValueError(
-                f"noise_multiplier must be finite and ≥ 0, got {self.noise_multiplier}."
-            )
+        require(self, "be finite and ≥ 0", "noise_multiplier")
         if math.isinf(self.max_norm) and self.noise_multiplier:
             raise ValueError(
                 "noise_multiplier must be 0 where max_norm is infinite, got "
@@ -118,10 +120,6 @@ class DPSGD(Defense):
             raise ValueError(
                 f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}."
             )
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "in each training step the share of each image is limited, and random noise is added"
 
     @property
     def replaces_update(self) -> bool:

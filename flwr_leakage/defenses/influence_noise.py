@@ -2,18 +2,19 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
-from flwr_leakage.defenses.spectrum import SampleSpectra, check_spectrum_settings
-from flwr_leakage.defenses.units import NoiseUnit, check_unit, update_units
+from flwr_leakage.defenses.spectrum import SampleSpectra
+from flwr_leakage.defenses.units import NoiseUnit, update_units
 from flwr_leakage.params import Params, add, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
+from flwr_leakage.values import require, require_option
 
 Allotment = Literal["equal", "max_min"]
 
@@ -68,6 +69,7 @@ class InfluenceNoise(Defense):
         num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 
+    effect: ClassVar[str] = "random noise is added to the update where it hides the images most"
     takes_texts: ClassVar[bool] = False
 
     noise_std: float = 0.01
@@ -78,18 +80,11 @@ class InfluenceNoise(Defense):
     num_steps: int = 24
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
-            raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
-        check_unit(self.relative_to, NoiseUnit)
-        if self.allotment not in get_args(Allotment):
-            raise ValueError(
-                f"allotment must be one of {get_args(Allotment)}, got {self.allotment!r}."
-            )
-        check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "random noise is added to the update where it hides the images most"
+        require(self, "be finite and ≥ 0", "noise_std")
+        require_option(self, "relative_to", NoiseUnit)
+        require_option(self, "allotment", Allotment)
+        require(self, "be positive", "prior_std")
+        require(self, "be at least 1", "max_samples", "num_steps")
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec
 from flwr_leakage.untrusted import read_npz
+from flwr_leakage.values import require_option
 
 Partners = Literal["intra", "inter"]
 
@@ -114,6 +115,9 @@ class InstaHide(Defense):
         public: (M, C, H, W) public images in the model's input space, for ``inter``.
     """
 
+    effect: ClassVar[str] = (
+        "the client trains on mixtures of several images with random signs of pixels"
+    )
     takes_texts: ClassVar[bool] = False
 
     k: int = 4
@@ -124,10 +128,7 @@ class InstaHide(Defense):
 
     def __post_init__(self) -> None:
         check_mixing(self.k, self.max_coefficient)
-        if self.partners not in get_args(Partners):
-            raise ValueError(
-                f"partners must be one of {get_args(Partners)}, got {self.partners!r}."
-            )
+        require_option(self, "partners", Partners)
         if self.partners == "inter":
             if self.k < 3:
                 raise ValueError(f"k must be at least 3 with public partners, got {self.k}.")
@@ -138,10 +139,6 @@ class InstaHide(Defense):
                     f"the public set must hold at least k − 2 = {self.k - 2} images, "
                     f"got {len(self.public)}."
                 )
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "the client trains on mixtures of several images with random signs of pixels"
 
     @property
     def num_private(self) -> int:

@@ -33,6 +33,7 @@ class MixUp(Defense):
         max_coefficient: the largest coefficient that a sample may have, in (1 / k, 1].
     """
 
+    effect: ClassVar[str] = "the client trains on mixtures of several images"
     takes_texts: ClassVar[bool] = False
 
     k: int = 4
@@ -40,10 +41,6 @@ class MixUp(Defense):
 
     def __post_init__(self) -> None:
         check_mixing(self.k, self.max_coefficient)
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "the client trains on mixtures of several images"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Raise ``ValueError`` if fewer samples are encoded at once than one mean takes."""

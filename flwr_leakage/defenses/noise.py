@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from flwr_leakage.defenses.base import Defense, LocalRound, check_update
-from flwr_leakage.defenses.units import NoiseUnit, check_unit, update_units
+from flwr_leakage.defenses.base import UpdateDefense
+from flwr_leakage.defenses.units import NoiseUnit, update_units
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
+from flwr_leakage.values import require, require_option
 
 
 def add_gaussian_noise(
@@ -45,34 +47,23 @@ def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Noise(Defense):
+class _Noise(UpdateDefense):
     """A base class of defenses that add independent noise of a given size to every entry. A
     subclass draws the noise.
     """
+
+    effect: ClassVar[str] = "random noise is added to every number of the update"
 
     noise_std: float = 0.1
     relative_to: NoiseUnit = "gradient"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
-            raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
-        check_unit(self.relative_to, NoiseUnit)
+        require(self, "be finite and ≥ 0", "noise_std")
+        require_option(self, "relative_to", NoiseUnit)
 
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "random noise is added to every number of the update"
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with noise added to its ``delta``."""
-        check_update(update)
-        std = update_units(self.noise_std, update, self.relative_to)
-        return replace(update, delta=self.added(update.delta, std, randomness))
-
-    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return tensors with noise of standard deviation ``std`` added to each entry."""
-        raise NotImplementedError
+    def std_of(self, update: Update) -> float:
+        """Return the standard deviation of the noise on an update, in the update's own units."""
+        return update_units(self.noise_std, update, self.relative_to)
 
 
 @dataclass(frozen=True)
@@ -86,9 +77,9 @@ class GaussianNoise(_Noise):
             entries.
     """
 
-    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return tensors with Gaussian noise of standard deviation ``std`` added to each entry."""
-        return add_gaussian_noise(delta, std, randomness)
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors with Gaussian noise added to each entry."""
+        return add_gaussian_noise(update.delta, self.std_of(update), randomness)
 
 
 @dataclass(frozen=True)
@@ -101,6 +92,6 @@ class LaplacianNoise(_Noise):
             ``update`` for those of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the number of entries.
     """
 
-    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return tensors with Laplacian noise of standard deviation ``std`` added to each entry."""
-        return add_laplacian_noise(delta, std, randomness)
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors with Laplacian noise added to each entry."""
+        return add_laplacian_noise(update.delta, self.std_of(update), randomness)

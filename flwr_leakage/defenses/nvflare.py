@@ -7,32 +7,31 @@ unchanged.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_leakage.defenses.base import Defense, LocalRound, check_update
-from flwr_leakage.params import ravel, unravel
+from flwr_leakage.defenses.base import UpdateDefense
+from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
+from flwr_leakage.values import require
 
 
-def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
-    """Return an update with ``delta`` Δ replaced by ``T · change(Δ / T)``, with T local steps.
+def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Params:
+    """Return ``T · change(Δ / T)`` for an update Δ of T local steps.
     ``change`` takes all entries as one vector; tensors without dimensions stay as they are.
     """
-    check_update(update)
     steps = update.schedule.num_steps
     vector = ravel(update.delta)
     changed = unravel((change(vector / steps) * steps).to(vector.dtype), update.delta)
-    delta = {n: changed[n].to(v.dtype) if v.ndim else v.clone() for n, v in update.delta.items()}
-    return replace(update, delta=delta)
+    return {n: changed[n].to(v.dtype) if v.ndim else v.clone() for n, v in update.delta.items()}
 
 
 @dataclass(frozen=True)
-class PercentilePrivacy(Defense):
+class PercentilePrivacy(UpdateDefense):
     """A defense that sets the smallest entries of an update Δ to zero, and clips the others.
 
     Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of ``Δ /
@@ -51,7 +50,8 @@ class PercentilePrivacy(Defense):
     def __post_init__(self) -> None:
         if not 0 <= self.percentile <= 100:
             raise ValueError(f"percentile must lie in [0, 100], got {self.percentile}.")
-        _check_positive("gamma", self.gamma)
+        if not self.gamma > 0:
+            raise ValueError(f"gamma must be positive, got {self.gamma}.")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
@@ -60,10 +60,8 @@ class PercentilePrivacy(Defense):
             f"others are clipped to {self.gamma:g} a step"
         )
 
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with its ``delta`` filtered."""
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors, filtered."""
 
         def change(vector: Tensor) -> Tensor:
             sizes = vector.abs()
@@ -74,7 +72,7 @@ class PercentilePrivacy(Defense):
 
 
 @dataclass(frozen=True)
-class SVTPrivacy(Defense):
+class SVTPrivacy(UpdateDefense):
     """A defense that sends a random share of the entries, clipped and with Laplacian noise.
 
     It follows the sparse vector technique. Let Δ be the update of P entries after T local steps.
@@ -104,10 +102,8 @@ class SVTPrivacy(Defense):
     tau: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}.")
-        for name in ("epsilon_of_selection", "noise_var", "gamma"):
-            _check_positive(name, getattr(self, name))
+        require(self, "lie in (0, 1]", "fraction")
+        require(self, "be positive", "epsilon_of_selection", "noise_var", "gamma")
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, for the sentences of the report."""
@@ -116,10 +112,8 @@ class SVTPrivacy(Defense):
             f"{self.gamma:g} a step and under noise of {2 / self.noise_var:g} times that"
         )
 
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with its ``delta`` filtered."""
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors, filtered."""
 
         def change(vector: Tensor) -> Tensor:
             # A value that is no number would be drawn for ever without passing the threshold.
@@ -147,8 +141,3 @@ class SVTPrivacy(Defense):
             return sent
 
         return _per_step(update, change)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}.")

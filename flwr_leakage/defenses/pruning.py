@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_leakage.defenses.base import Defense, LocalRound, check_update
+from flwr_leakage.defenses.base import UpdateDefense
 from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
@@ -63,7 +63,7 @@ def _check_ratio(prune_ratio: float) -> None:
 
 
 @dataclass(frozen=True)
-class GradientPruning(Defense):
+class GradientPruning(UpdateDefense):
     """A defense that sends only the entries of largest magnitude; see :func:`prune_update`.
 
     Attributes:
@@ -82,9 +82,6 @@ class GradientPruning(Defense):
         of = "of each layer’s numbers" if self.per_layer else "of the update’s numbers"
         return f"only the largest {100 * (1 - self.prune_ratio):g} % {of} are sent"
 
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Return the update with its ``delta`` pruned."""
-        check_update(update)
-        return replace(update, delta=prune_update(update.delta, self.prune_ratio, self.per_layer))
+    def released(self, update: Update, randomness: Randomness) -> Params:
+        """Return the update's tensors, pruned."""
+        return prune_update(update.delta, self.prune_ratio, self.per_layer)

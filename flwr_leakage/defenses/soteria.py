@@ -8,11 +8,13 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import InputSpec, Update
+from flwr_leakage.values import require
 
 
 def last_linear_layer(model: nn.Module) -> str:
@@ -61,11 +63,8 @@ def representation_sensitivity(
         for single in inputs:
             value, pullback = torch.func.vjp(representation, single)[:2]
             norms = []
-            for start in range(0, len(value), chunk_size):
-                rows = torch.zeros(
-                    min(chunk_size, len(value) - start), len(value), dtype=value.dtype
-                )
-                rows[torch.arange(len(rows)), start + torch.arange(len(rows))] = 1
+            for entries in torch.arange(len(value)).split(chunk_size):
+                rows = F.one_hot(entries, len(value)).to(value)
                 (jacobian,) = torch.func.vmap(pullback)(rows)
                 norms.append(jacobian.flatten(1).norm(dim=1))
             # Entries that are zero (behind a ReLU) release nothing: they are never the ones to
@@ -103,6 +102,9 @@ class Soteria(Defense):
             round, ≥ 1.
     """
 
+    effect: ClassVar[str] = (
+        "in one layer the numbers of the update that tell most of the images are not sent"
+    )
     takes_texts: ClassVar[bool] = False
 
     prune_ratio: float = 0.5
@@ -110,14 +112,8 @@ class Soteria(Defense):
     max_samples: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prune_ratio < 1:
-            raise ValueError(f"prune_ratio must lie in [0, 1), got {self.prune_ratio}.")
-        if self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "in one layer the numbers of the update that tell most of the images are not sent"
+        require(self, "lie in [0, 1)", "prune_ratio")
+        require(self, "be at least 1", "max_samples")
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
         """Raise ``ValueError`` unless the model has the linear layer."""

@@ -14,7 +14,6 @@ causes. It never exceeds N τ², the error of a guess by the prior alone. It is 
 Bayesian bound, under the conditions of ``flwr_leakage.bounds.bayesian_mse``.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -210,12 +209,3 @@ class SampleSpectra:
             "sk,skn->sn", coordinates.to(self.operator.dtype), self._lanczos.basis
         )
         return self.operator.matvec(combined)
-
-
-def check_spectrum_settings(prior_std: float, max_samples: int, num_steps: int) -> None:
-    """Raise ``ValueError`` unless ``prior_std`` is positive and the others are at least 1."""
-    if not (math.isfinite(prior_std) and prior_std > 0):
-        raise ValueError(f"prior_std must be positive, got {prior_std}.")
-    for name, value in (("max_samples", max_samples), ("num_steps", num_steps)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,15 +13,12 @@ from flwr_leakage.defenses.base import Defense, LocalRound, check_update, requir
 from flwr_leakage.defenses.influence_noise import add_pseudo_gradient, influence_noise
 from flwr_leakage.defenses.noise import add_gaussian_noise
 from flwr_leakage.defenses.pruning import prune_update
-from flwr_leakage.defenses.spectrum import (
-    SampleSpectra,
-    check_spectrum_settings,
-    sample_jacobian,
-)
+from flwr_leakage.defenses.spectrum import SampleSpectra, sample_jacobian
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import LocalSchedule, Update
 from flwr_leakage.spectral.lsqr import solve_damped
+from flwr_leakage.values import require, require_option
 
 Mechanism = Literal["gaussian", "influence", "pruning"]
 
@@ -101,6 +98,9 @@ class TargetRisk(Defense):
         num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 
+    effect: ClassVar[str] = (
+        "noise or pruning is made as strong as a target of the predicted error asks"
+    )
     takes_texts: ClassVar[bool] = False
 
     target_rmse: float = 0.5
@@ -112,20 +112,10 @@ class TargetRisk(Defense):
     num_steps: int = 24
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.target_rmse) and self.target_rmse >= 0):
-            raise ValueError(f"target_rmse must be finite and ≥ 0, got {self.target_rmse}.")
-        if self.mechanism not in get_args(Mechanism):
-            raise ValueError(
-                f"mechanism must be one of {get_args(Mechanism)}, got {self.mechanism!r}."
-            )
-        for name in ("max_noise_std", "relative_damping"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
-        check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
-
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "noise or pruning is made as strong as a target of the predicted error asks"
+        require(self, "be finite and ≥ 0", "target_rmse")
+        require_option(self, "mechanism", Mechanism)
+        require(self, "be positive", "max_noise_std", "relative_damping", "prior_std")
+        require(self, "be at least 1", "max_samples", "num_steps")
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
         """Return the strength that reaches the target, its predicted effect, and the update."""

@@ -5,19 +5,13 @@ plain SGD step scales by the learning rate: ``g = −Δ / learning_rate``.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Update
 
 NoiseUnit = Literal["gradient", "update", "norm"]
 ClipUnit = Literal["gradient", "update"]
-
-
-def check_unit(relative_to: str, allowed: object) -> None:
-    """Raise ``ValueError`` unless ``relative_to`` is a value of the ``Literal`` ``allowed``."""
-    if relative_to not in get_args(allowed):
-        raise ValueError(f"relative_to must be one of {get_args(allowed)}, got {relative_to!r}.")
 
 
 def update_units(strength: float, update: Update, relative_to: NoiseUnit) -> float:

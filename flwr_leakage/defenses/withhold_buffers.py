@@ -1,6 +1,7 @@
 """Send the update without the running statistics of BatchNorm."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
 from flwr_leakage.randomness import Randomness
@@ -15,9 +16,7 @@ class WithholdBuffers(Defense):
     batch's own statistics, which the strongest attacks of Huang et al. (2021, section 3) need.
     """
 
-    def in_words(self) -> str:
-        """Return a clause on the effect of the defense, for the sentences of the report."""
-        return "the running statistics of batch normalisation are not sent"
+    effect: ClassVar[str] = "the running statistics of batch normalisation are not sent"
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

@@ -1,8 +1,7 @@
 """Wrap an unmodified ``ClientApp`` by one line on the client, ``app = audit(app)``."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -15,8 +14,8 @@ from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.captured_client import CapturePlan, guard, train_and_report
 from flwr_leakage.flower.client_audit import SelfAttacker
 from flwr_leakage.flower.client_owner import refuse
-from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
+from flwr_leakage.flower.wire import records_of
 from flwr_leakage.records import InputSpec
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
@@ -117,6 +116,9 @@ class AuditedApp(ClientApp):
         super().__init__()
         self._app = app
         self._plan = plan
+        # These decorators register a function, which the wrapped app then calls.
+        for decorator in ("train", "evaluate", "query", "lifespan"):
+            setattr(self, decorator, getattr(app, decorator))
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the wrapped app's reply, with a record of the training beside its update.
@@ -139,19 +141,3 @@ class AuditedApp(ClientApp):
             return False
         names = list(records_of(message.content, ArrayRecord))
         return len(names) == 1 and names != ["fitins.parameters"]
-
-    def train(self, action: str = "default", **settings: Any) -> Any:
-        """Return the wrapped app's decorator that registers a function for training."""
-        return self._app.train(action, **settings)
-
-    def evaluate(self, action: str = "default", **settings: Any) -> Any:
-        """Return the wrapped app's decorator that registers a function for evaluation."""
-        return self._app.evaluate(action, **settings)
-
-    def query(self, action: str = "default", **settings: Any) -> Any:
-        """Return the wrapped app's decorator that registers a function for queries."""
-        return self._app.query(action, **settings)
-
-    def lifespan(self) -> Callable[[Callable[[Context], Iterator[None]]], Any]:
-        """Return the wrapped app's decorator that registers a function for its start and end."""
-        return self._app.lifespan()

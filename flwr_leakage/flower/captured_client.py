@@ -3,9 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
@@ -19,7 +19,7 @@ from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import PARAMETERS
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.arrays import differing, tensors_of, write_arrays
+from flwr_leakage.flower.arrays import differing, write_arrays
 from flwr_leakage.flower.client import client_id_of, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
@@ -40,10 +40,8 @@ from flwr_leakage.flower.client_owner import (
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
 from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
 from flwr_leakage.flower.client_session import Session
-from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
-from flwr_leakage.flower.wire import RECORD_KEY, pack_note
-from flwr_leakage.flower.withheld import unseen
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note, records_of, unseen
 from flwr_leakage.measurements import DEFENDED_BY, NOT_CHECKED
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Update
@@ -94,17 +92,12 @@ class CapturePlan:
             )
 
     @property
-    def defends(self) -> bool:
-        """Return whether the defense changes updates."""
-        return type(self.defense).on_update is not Defense.on_update
-
-    @property
     def withholds(self) -> bool:
         """Return whether an update must be withheld if it could not be defended or judged.
 
         It must if there is a defense, or a gate: limits beyond which nothing is sent.
         """
-        return self.defends or self.gate is not None
+        return self.defense.changes_updates or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
         """Return whether a round's samples are needed for scores, defense, gate, or attack."""
@@ -131,20 +124,6 @@ class CapturePlan:
         return replace(self.limits, max_samples=min(few, self.limits.max_samples))
 
 
-class _Round(SeenRound):
-    """One training of a client, whose received and sent arrays become tensors on first use."""
-
-    @cached_property
-    def received(self) -> Mapping[str, Tensor]:
-        """Return the arrays that the server sent, as tensors by name."""
-        return tensors_of(self.arrays)
-
-    @cached_property
-    def sent(self) -> Mapping[str, Tensor]:
-        """Return the arrays that the client sends, as tensors by name."""
-        return tensors_of(self.answer)
-
-
 def train_and_report(
     plan: CapturePlan, app: Callable[[Message, Context], Message], message: Message, ctx: Context
 ) -> Message:
@@ -159,13 +138,18 @@ def train_and_report(
         if len(given) > 1 and plan.withholds:
             return withhold(message, f"expected one ArrayRecord, got {len(given)}", plan.sharing)
         return guard(plan, message, app(message, ctx))
-    todo = _todo(plan, message, ctx, len(given[0]))
-    if isinstance(todo.server_round, ValueError) and plan.withholds:
-        return refuse(message, str(todo.server_round))
-    with (
-        capture(todo.limits) if todo.limits else nullcontext() as recorder,
-        todo.glance(given[0]) as glance,
-    ):
+    received = given[0]
+    try:
+        server_round = _round_of(message)
+    except ValueError as error:  # what cannot be measured is handed on, unless it must be withheld
+        return refuse(message, str(error)) if plan.withholds else app(message, ctx)
+    kept = Replayed.kept(ctx)
+    replays = plan.replays(server_round, kept, len(received))
+    captures = replays or plan.measures(server_round)
+    looked_at = None if replays else kept
+    looking = Glance(looked_at.names, partial(differing, received)) if looked_at else nullcontext()
+    capturing = capture(plan.kept_of(server_round, kept)) if captures else nullcontext()
+    with capturing as recorder, looking as glance:
         start = time.process_time()
         reply = app(message, ctx)
         train_seconds = time.process_time() - start
@@ -176,17 +160,15 @@ def train_and_report(
         return guard(plan, message, reply)
     start = time.process_time()
     try:
-        server_round, client_id = todo.round_or_error(), client_id_of(ctx)
+        client_id = client_id_of(ctx)
         key, answer = answers[0]
         training = recorder.training() if recorder else None
-        seen = _Round(given[0], answer, _count(reply), training, plan.spec)
-        facts = seen.facts(todo.kept, glance)
-        if glance is not None and todo.kept is not None:
-            check = look(glance, seen, facts, todo.kept, ctx)
+        seen = SeenRound(received, answer, _count(reply), training, plan.spec)
+        facts = seen.facts(kept, glance)
+        if glance and looked_at:
+            check = look(glance, seen, facts, looked_at, ctx)
         else:
-            check, facts = replay_now(
-                seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
-            )
+            check, facts = replay_now(seen, facts, kept, server_round, ctx)
         sends = facts.sends if facts else PARAMETERS
         work = _Work(server_round, client_id, ctx, train_seconds, check, sends)
         done = _work(plan, seen, work)
@@ -209,7 +191,7 @@ def train_and_report(
         remark = UNREAD if done.remark else ""
         told = plan.sharing.travelling(note, released_as_trained=True, remark=remark)
     else:
-        keep_own(done.session, done.release, note, ctx)
+        keep_own(done.session, done.release, note)
         if done.release.refused:
             return refuse(message, REFUSED)
         told = sent_note(done.session, done.release, note, done.remark)
@@ -224,51 +206,6 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
     return reply
-
-
-@dataclass(frozen=True)
-class _Todo:
-    """The decisions for one round: what is captured and whether it is replayed.
-
-    Attributes:
-        limits: the most samples and bytes to capture; ``None`` if nothing is captured.
-        replays: whether the training is replayed; otherwise only its start, steps and end are seen.
-        kept: the result of the client's latest replay; ``None`` before the first.
-        server_round: the number of the round, or the error of reading it.
-    """
-
-    limits: Limits | None
-    replays: bool
-    kept: Replayed | None
-    server_round: int | ValueError
-
-    def round_or_error(self) -> int:
-        """Return the number of the round that the server named.
-
-        Raises:
-            ValueError: the server named no readable round.
-        """
-        if isinstance(self.server_round, ValueError):
-            raise self.server_round
-        return self.server_round
-
-    def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
-        """Return a context that looks at a training which is not replayed, or else does nothing."""
-        if self.replays or self.kept is None:
-            return nullcontext()
-        return Glance(self.kept.names, partial(differing, received))
-
-
-def _todo(plan: CapturePlan, message: Message, context: Context, num_arrays: int) -> _Todo:
-    try:
-        server_round = _round_of(message)
-    except ValueError as error:  # the reply will be handed on as it is
-        return _Todo(None, False, None, error)
-    kept = Replayed.kept(context)
-    replays = plan.replays(server_round, kept, num_arrays)
-    captures = replays or plan.measures(server_round)
-    limits = plan.kept_of(server_round, kept) if captures else None
-    return _Todo(limits, replays, kept, server_round)
 
 
 def _round_of(message: Message) -> int:
@@ -324,7 +261,7 @@ class _Work:
         return Explained(sentence, not self.check.explains)
 
 
-def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
+def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
     """Return the update of a captured training defended, scored and attacked, as the plan says.
 
     If the plan has a gate, the update is compared with its limits. In a simulation with a folder
@@ -358,18 +295,18 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         remark = f"Neither scores nor samples were read off the training: {error}."
         _probe(plan, seen, work, remark)
         return _Done(None, None, _NOTHING, remark, left_truth)
-    session = _session(plan, read, work.server_round, work.client_id)
+    session = _session(plan, read, work)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
     trained = Trained(read.params, read.buffers, read.raw, answer)
     explained = work.explained()
-    done = release(session, trained, work.context, lambda _: explained, work.train_seconds)
+    done = release(session, trained, lambda _: explained)
     # The server must not know the choice of the owner's gate.
-    remark = f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defends else ""
+    remark = f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defense.changes_updates else ""
     return _Done(session, answer, done, remark, plan.truth is not None)
 
 
-def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
+def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None:
     """Attack one step on few samples, and keep the result for the client's owner.
 
     It is done where no attack fits all steps of the training, as ``remark`` says, and if the plan
@@ -394,7 +331,7 @@ def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
         _LOG.exception("flwr_leakage: one step on few samples was not probed")
 
 
-def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_id: int) -> Session:
+def _session(plan: CapturePlan, read: CapturedRound, work: _Work) -> Session:
     audit = ClientAudit(
         read.gradient_map,
         read.spec,
@@ -408,7 +345,8 @@ def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_i
         gate=plan.gate,
         folder=plan.folder,
     )
-    session = Session(audit, server_round, client_id)
+    session = Session(audit, work.server_round, work.client_id, work.context)
+    session.train_seconds = work.train_seconds
     session.private.append(read.private)
     session.defended.append(read.private)
     return session

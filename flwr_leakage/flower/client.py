@@ -14,6 +14,7 @@ mini-batches, which come through ``encode``, one line in the training loop::
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -33,9 +34,7 @@ from flwr_leakage.flower.client_owner import (
 )
 from flwr_leakage.flower.client_release import Trained, explain_by_replay, release
 from flwr_leakage.flower.client_session import SESSION, Session, encode
-from flwr_leakage.flower.contents import records_of
-from flwr_leakage.flower.wire import RECORD_KEY, pack_note
-from flwr_leakage.flower.withheld import unseen
+from flwr_leakage.flower.wire import RECORD_KEY, pack_note, records_of, unseen
 from flwr_leakage.params import subtract
 from flwr_leakage.records import Update
 
@@ -90,7 +89,7 @@ class LeakageMod:
             return refuse(message, "expected one ArrayRecord from the server")
         sent = next(iter(message.content.array_records.values()))
         try:
-            session = Session(audit, server_round_of(message), client_id_of(context))
+            session = Session(audit, server_round_of(message), client_id_of(context), context)
         except ValueError as error:
             return refuse(message, str(error))
         start = time.process_time()
@@ -102,9 +101,9 @@ class LeakageMod:
                 SESSION.reset(token)
             if reply.has_error():
                 return reply
-            train_seconds = time.process_time() - start
+            session.train_seconds = time.process_time() - start
             try:
-                return self._finish(message, reply, context, session, sent, train_seconds)
+                return self._finish(message, reply, session, sent)
             except Exception as error:  # its text, which Flower would send, may tell of samples
                 return withhold(message, error, audit.sharing)
 
@@ -112,13 +111,7 @@ class LeakageMod:
         return self._audit if isinstance(self._audit, ClientAudit) else self._audit(context)
 
     def _finish(
-        self,
-        message: Message,
-        reply: Message,
-        context: Context,
-        session: Session,
-        sent: ArrayRecord,
-        train_seconds: float,
+        self, message: Message, reply: Message, session: Session, sent: ArrayRecord
     ) -> Message:
         audit = session.audit
         if len(reply.content.array_records) != 1:
@@ -130,14 +123,14 @@ class LeakageMod:
             raise ValueError(problem)
         measures = audit.scores or audit.attack is not None or audit.gate is not None
         measures = measures or audit.always_checks(session.server_round)
+        note = ClientNote(
+            session.client_id,
+            train_cpu_seconds=session.train_seconds,
+            remark=audit.remark,
+            own_config=audit.own_config,
+        )
         if not (measures or audit.defends):  # the audit does not need these arrays
-            note = ClientNote(
-                session.client_id,
-                train_cpu_seconds=train_seconds,
-                remark=audit.remark,
-                own_config=audit.own_config,
-            )
-            remember(context, session.server_round, note, audit.score_plan.keep_rounds)
+            remember(session.context, session.server_round, note, audit.score_plan.keep_rounds)
             told = audit.sharing.travelling(note, released_as_trained=True, remark=audit.remark)
             reply.content[RECORD_KEY] = pack_note(told)
             return reply
@@ -156,21 +149,17 @@ class LeakageMod:
             schedule=audit.schedule.for_client(num_examples),
             num_examples=num_examples,
         )
-        explain = partial(explain_by_replay, session, context)
         trained = Trained(params, buffers, raw, raw)
-        done = release(session, trained, context, explain, train_seconds)
-        note = ClientNote(
-            client_id=session.client_id,
-            train_cpu_seconds=train_seconds,
+        done = release(session, trained, partial(explain_by_replay, session))
+        note = replace(
+            note,
             score_cpu_seconds=done.seconds,
             replay_cpu_seconds=done.explained.seconds,
             reproducible=session.has_reproducible_draws(),
-            remark=audit.remark,
-            own_config=audit.own_config,
             replay=done.explained.replay,
             explained=done.explained.sentence,
         )
-        keep_own(session, done, note, context)
+        keep_own(session, done, note)
         if done.refused:
             return refuse(message, REFUSED)
         released = done.update

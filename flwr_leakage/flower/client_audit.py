@@ -17,6 +17,7 @@ from flwr_leakage.schedules import Schedule
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.scores.quantities import quantities
+from flwr_leakage.values import require
 
 if TYPE_CHECKING:
     from flwr_leakage.attacks.base import Attack
@@ -93,8 +94,7 @@ class ClientAudit:
     sharing: Sharing = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
+        require(self, "be at least 1", "max_samples")
         if self.seed is not None and self.seed < 0:
             raise ValueError("seed must be None or ≥ 0, got a negative one.")
         if self.check_update not in ("once", "always", "never"):
@@ -122,9 +122,7 @@ class ClientAudit:
     @property
     def defends(self) -> bool:
         """Return whether the defense changes samples or updates."""
-        return self.defense.encodes_batches or (
-            type(self.defense).on_update is not Defense.on_update
-        )
+        return self.defense.encodes_batches or self.defense.changes_updates
 
     @property
     def may_defend(self) -> bool:

@@ -55,15 +55,15 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
     return audit.sharing.travelling(note, released_as_trained=not audit.may_defend, remark=remark)
 
 
-def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
+def keep_own(session: Session, done: Release, note: ClientNote) -> None:
     """Keep a round's measurements and decisions in the client's state and in its owner's folder.
 
     ``note`` holds all facts that the client knows. With error feedback, the client's state also
     keeps the remainder: the part of the update that the defense left out, to be added to the next
     update. The state does not travel.
     """
-    carry_on(done, context)
-    audit = session.audit
+    carry_on(session, done)
+    audit, context = session.audit, session.context
     attacked = done.attacked.shared(Sharing.of("numbers")) if done.attacked else ()
     remark = " ".join(filter(None, (note.remark, *said(done))))
     own = replace(note, measurements=(*done.measurements, *attacked), remark=remark)

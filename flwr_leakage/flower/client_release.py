@@ -118,24 +118,20 @@ class Release:
 
 
 def release(
-    session: Session,
-    trained: Trained,
-    context: Context,
-    explain: Callable[[Exposure], Explained],
-    train_seconds: float,
+    session: Session, trained: Trained, explain: Callable[[Exposure], Explained]
 ) -> Release:
     """Return the update defended as the gate demands, with its scores and judgements.
 
     The client's own defense is tried first, then the gate's stronger ones until the update passes.
     Without a gate, the client's own defense is the only one. ``explain`` checks whether the scored
-    model explains the update; ``train_seconds`` are the CPU seconds of the training.
+    model explains the update.
 
     Raises:
         ValueError: the client's own defense cannot be applied, or the gate cannot judge as no
             mini-batch was seen.
     """
     audit = session.audit
-    done, tries = _one(session, trained, context, audit.defense, 0, explain, train_seconds), []
+    done, tries = _one(session, trained, audit.defense, 0, explain), []
     if audit.gate is None:
         return done
     if done.exposure is None:
@@ -149,7 +145,7 @@ def release(
             break
         seconds, known = done.seconds, done.explained
         try:
-            done = _one(session, trained, context, defense, number, lambda _, k=known: k, 0.0)  # type: ignore[misc]
+            done = _one(session, trained, defense, number, lambda _, k=known: k)  # type: ignore[misc]
         except ValueError as error:
             failed = Judgement(False, (f"it cannot be applied: {error}",))
             tries.append(Try(_named(defense), failed))
@@ -159,9 +155,7 @@ def release(
     return replace(done, tries=tuple(tries))
 
 
-def defend(
-    session: Session, trained: Trained, context: Context, defense: Defense, number: int = 0
-) -> Release:
+def defend(session: Session, trained: Trained, defense: Defense, number: int = 0) -> Release:
     """Return the update under a defense, without scores.
 
     Its ``exposure`` is filled in where the mini-batches of the round were seen. ``number`` is the
@@ -182,7 +176,7 @@ def defend(
         )
     left = None
     if defense.carries:
-        carried = _carried(context, answer.delta)
+        carried = _carried(session.context, answer.delta)
         released, left = with_error_feedback(defense, answer, carried, randomness, local_round)
     else:
         released = defense.on_update(answer, randomness, local_round)
@@ -203,23 +197,23 @@ def _carried(context: Context, like: Params) -> Params | None:
     return {name: value.to(like[name]) for name, value in kept.to_torch_state_dict().items()}
 
 
-def carry_on(done: Release, context: Context) -> None:
+def carry_on(session: Session, done: Release) -> None:
     """Keep the remainder of error feedback in the client's state, for the next round.
 
     Nothing is kept if the update was not sent.
     """
     if done.left is not None and not done.refused:
-        context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
+        session.context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
 
 
-def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
+def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
     """Return whether the scored model explains the update, from a check or an earlier round.
 
     The check repeats the local training with the model that the scores differentiate, and compares
     the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
     in this round. The client's state keeps the result.
     """
-    audit, states = session.audit, context.state.config_records
+    audit, states = session.audit, session.context.state.config_records
     if not audit.always_checks(session.server_round):
         if audit.check_update == "never" or not _looks(audit, session.server_round):
             return Explained()
@@ -231,7 +225,9 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
     # A replay without all samples is impossible, and is said to have taken no time.
     seconds = time.process_time() - start if found.distance is not None else 0.0
     sentence = f"in round {session.server_round}, {found.sentence}"
-    context.state[EXPLAINED_KEY] = ConfigRecord({"sentence": sentence, "fails": found.fails})
+    session.context.state[EXPLAINED_KEY] = ConfigRecord(
+        {"sentence": sentence, "fails": found.fails}
+    )
     replay = None
     if found.distance is not None:
         kind: ReplayKind = "refuted" if found.fails else "explained"
@@ -248,24 +244,23 @@ def _looks(audit: ClientAudit, server_round: int) -> bool:
 def _one(
     session: Session,
     trained: Trained,
-    context: Context,
     defense: Defense,
     number: int,
     explain: Callable[[Exposure], Explained],
-    train_seconds: float,
 ) -> Release:
     """Return the update under one defense, with its scores and the client's attack on it.
 
-    ``number`` is the place of the defense among those that are tried, from 0. ``train_seconds``,
-    the CPU seconds of the training, limit the scores' cost.
+    ``number`` is the place of the defense among those that are tried, from 0. The CPU seconds of
+    the training limit the cost of the scores under the first one.
     """
-    done = defend(session, trained, context, defense, number)
+    done = defend(session, trained, defense, number)
     if (exposure := done.exposure) is None:
         return done
     explained = explain(exposure)
     start = time.process_time()
     plan = _plan(session.audit, second=number > 0)
-    measurements = _score(session, exposure, context, train_seconds, explained, plan)
+    train_seconds = 0.0 if number else session.train_seconds
+    measurements = _score(session, exposure, train_seconds, explained, plan)
     attacked = _attack(session, exposure)
     seconds = time.process_time() - start
     return replace(
@@ -306,12 +301,11 @@ def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
 def _score(
     session: Session,
     exposure: Exposure,
-    context: Context,
     train_seconds: float,
     explained: Explained,
     plan: ScorePlan,
 ) -> list[Measurement]:
-    audit, states = session.audit, context.state.config_records
+    audit, states = session.audit, session.context.state.config_records
     kept = cast(dict[str, float], dict(states.get(ACCOUNT_KEY, ConfigRecord())))
     measurements, account = score_round(
         audit.scores,
@@ -324,7 +318,7 @@ def _score(
         seed=session.seed("score"),
         warnings=[explained.sentence] if explained.fails else [],
     )
-    context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
+    session.context.state[ACCOUNT_KEY] = ConfigRecord(asdict(account))
     return measurements
 
 

@@ -6,9 +6,9 @@ optimizer's settings, the steps and the end are looked at, which costs little.
 """
 
 import json
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
@@ -27,7 +27,7 @@ from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import as_received, name_live, name_tensors
 from flwr_leakage.capture.sent import PARAMETERS, first_variates
-from flwr_leakage.flower.arrays import differing, unequal
+from flwr_leakage.flower.arrays import differing, tensors_of, unequal
 from flwr_leakage.records import InputSpec
 
 REPLAY_KEY = "flwr-leakage-replay"
@@ -150,6 +150,16 @@ class SeenRound:
     capture: CapturedTraining | None
     spec: InputSpec | None = None
 
+    @cached_property
+    def received(self) -> Mapping[str, Tensor]:
+        """Return the arrays that the server sent, as tensors by name."""
+        return tensors_of(self.arrays)
+
+    @cached_property
+    def sent(self) -> Mapping[str, Tensor]:
+        """Return the arrays that the client sends, as tensors by name."""
+        return tensors_of(self.answer)
+
     @property
     def num_examples(self) -> int:
         """Return the number of samples that the app reported, else that were captured, else 0."""
@@ -193,9 +203,9 @@ class SeenRound:
         except Exception:  # nothing was captured, and the replay's sentence says why
             return None
 
-    def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def trained(self) -> dict[str, Tensor]:
         """Return the parameters after training, by received name, to compare what is sent with."""
-        live = name_live(received, [root.live for root in self.training.roots])
+        live = name_live(self.received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 
 
@@ -224,21 +234,20 @@ def replay_now(
     kept: Replayed | None,
     server_round: int,
     context: Context,
-    state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
 ) -> tuple[ReplayResult, TrainingFacts | None]:
     """Replay a captured training, and keep the result in the client's state.
 
     The result is returned with the facts about the training, completed by the quantity that the
     client sends (parameters, an update, a gradient, …); they are ``None`` if they cannot be told.
-    ``kept`` is the result of the latest replay, ``None`` before the first. ``state`` returns the
-    received and the sent arrays, as tensors by name. The round is 0 if the server named none.
+    ``kept`` is the result of the latest replay, ``None`` before the first. The round is 0 if the
+    server named none.
     """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
     try:
-        received, sent = state()
+        received, sent = seen.received, seen.sent
         own = _variates(seen.training, received, sent, context)
-        check = check_replay(seen.training, received, sent or seen.trained(received), own)
+        check = check_replay(seen.training, received, sent or seen.trained(), own)
         if check.explains:
             ours = as_received(sent, received, seen.training.roots) if sent else received
             exchanged = set(ours) - set(check.personal)
@@ -389,9 +398,7 @@ def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
     The result is empty if rounding explains all differences.
     """
     names = differing(seen.answer, trained)
-    if names and is_rounded(
-        trained, seen.arrays.to_torch_state_dict(), seen.answer.to_torch_state_dict()
-    ):
+    if names and is_rounded(trained, seen.received, seen.sent):
         return []
     return names
 

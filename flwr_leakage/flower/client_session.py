@@ -8,6 +8,7 @@ import math
 from contextvars import ContextVar
 
 import torch
+from flwr.app import Context
 from torch import Tensor
 
 from flwr_leakage.flower.client_audit import ClientAudit
@@ -30,15 +31,21 @@ class Session:
     mini-batches. Later ones are encoded, and not kept.
 
     Attributes:
+        context: the client's context, with its own state.
+        train_seconds: the CPU seconds of the round's training, once it has ended.
         private: the kept samples by mini-batch, before the defense.
         defended: the same samples after the defense.
         kept: the number of kept samples.
     """
 
-    def __init__(self, audit: ClientAudit, server_round: int, client_id: int) -> None:
+    def __init__(
+        self, audit: ClientAudit, server_round: int, client_id: int, context: Context
+    ) -> None:
         self.audit = audit
         self.server_round = server_round
         self.client_id = client_id
+        self.context = context
+        self.train_seconds = 0.0
         self.private: list[Batch] = []
         self.defended: list[Batch] = []
         self.kept = 0

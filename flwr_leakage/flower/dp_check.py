@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from flwr_leakage.bounds import guess_bound, image_psnr
 from flwr_leakage.defenses.accounting import Adjacency, dp_epsilon, gaussian_epsilon
+from flwr_leakage.flower.replies import unwrapped
 
 Level = Literal["guarantee", "condition", "weaker", "none"]
 
@@ -104,7 +105,7 @@ def check_privacy(
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}.")
-    wrappers = list(_unwrapped(strategy))
+    wrappers = list(unwrapped(strategy))
     central = [s for s in wrappers if type(s).__name__.startswith(_CENTRAL)]
     found = [
         *_mods(mods, central, num_rounds, num_pixels),
@@ -137,13 +138,6 @@ def check_privacy(
             )
         )
     return found
-
-
-def _unwrapped(strategy: Any) -> Iterator[Any]:
-    """Yield the strategy, and the strategies that it wraps, from the outermost to the innermost."""
-    while strategy is not None:
-        yield strategy
-        strategy = getattr(strategy, "strategy", None)
 
 
 def _name(part: Any) -> str:

@@ -119,9 +119,8 @@ class Heard:
     def _warn(
         self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
-        known = self.names.of(node)
-        name = f"node {node}" if known == node else f"node {node} (client {known})"
-        (warn or self.audit.warn)(self._round, known, message.replace("{}", name, 1))
+        told = message.replace("{}", self.names.told(node), 1)
+        (warn or self.audit.warn)(self._round, self.names.of(node), told)
 
     def _through(self, send: Callable[..., Iterable[Message]]) -> Callable[..., list[Message]]:
         def send_and_receive(*args: Any, **kwargs: Any) -> list[Message]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from flwr.app import Array
 from flwr.common import FitIns, FitRes, Parameters, parameters_to_ndarrays
 from flwr.server.client_manager import ClientManager
@@ -27,14 +26,13 @@ from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.flower.accuracy import tell_accuracy
 from flwr_leakage.flower.arrays import NotFiniteError, diverged
-from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.log_lines import tell_end, tell_round
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
-from flwr_leakage.flower.part import Part, Variates, change_made
+from flwr_leakage.flower.part import Part, Variates, change_made, observation_of
 from flwr_leakage.flower.replies import MAX_EXAMPLES
-from flwr_leakage.flower.undisturbed import random_states_kept
+from flwr_leakage.flower.undisturbed import guarded, random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
@@ -239,12 +237,8 @@ class LegacyHonestButCurious(Strategy):
             if not self.audit.wants(server_round, client):
                 self.audit.spare(server_round, client, count)
                 continue
-            if len(delta) < len(params):
-                self.audit.learn_from(delta)
-                unsent = {k: torch.zeros_like(v) for k, v in params.items() if k not in delta}
-                delta = {name: {**delta, **unsent}[name] for name in params}
-            update = Update(delta, local_buffers, schedule, count)
-            observations.append(Observation(server_round, client, params, buffers, update))
+            made, where = Update(delta, local_buffers, schedule, count), (server_round, client)
+            observations.append(observation_of(self.audit, where, (params, buffers), made))
         if is_sum and 0 < len(observations) < len(results):
             self.audit.warn(
                 server_round, -1,

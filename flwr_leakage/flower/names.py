@@ -29,6 +29,11 @@ class ClientNames:
         """Return the client id of a node, or its node id if it has no undisputed claim."""
         return self._client_of.get(node_id, node_id)
 
+    def told(self, node_id: int) -> str:
+        """Return a node in words: ``node 7``, or ``node 7 (client 2)`` if it has another name."""
+        known = self.of(node_id)
+        return f"node {node_id}" if known == node_id else f"node {node_id} (client {known})"
+
     @property
     def known(self) -> Set[int]:
         """Return the ids of the nodes whose claim is undisputed."""

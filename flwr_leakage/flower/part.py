@@ -6,11 +6,12 @@ The arrays may be the whole model or a part of it, and other arrays may be among
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import Array
 
+from flwr_leakage.audit import ServerAudit
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
@@ -19,6 +20,7 @@ from flwr_leakage.capture.sent import PARAMETERS, first_variates, multiple_of
 from flwr_leakage.flower.arrays import MalformedArraysError, NotFiniteError, read_reply
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, add, ravel, scale, subtract
+from flwr_leakage.records import Observation, Update
 
 
 @dataclass(frozen=True)
@@ -209,3 +211,23 @@ def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> P
         if multiple and math.isfinite(multiple):
             return scale(local, 1 / multiple)
     return dict(local)
+
+
+def observation_of(
+    audit: ServerAudit, where: tuple[int, int], sent: tuple[Params, Params], made: Update
+) -> Observation:
+    """Return the observation of a client that may have trained only a part of the model.
+
+    Args:
+        audit: the audit, which then attacks updates of the same part.
+        where: the round and the client.
+        sent: the parameters and the buffers that the client was sent.
+        made: the client's update; parameters that are missing in it are taken as unchanged.
+    """
+    params, buffers = sent
+    if len(made.delta) < len(params):
+        audit.learn_from(made.delta)
+    delta = {
+        k: made.delta[k] if k in made.delta else torch.zeros_like(v) for k, v in params.items()
+    }
+    return Observation(*where, params, buffers, replace(made, delta=delta))

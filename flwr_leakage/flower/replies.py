@@ -5,7 +5,7 @@ Nothing here changes a reply. The caller decides whether a faulty one is handed 
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
-from flwr_leakage.flower.contents import records_of
+from flwr_leakage.flower.wire import records_of
 
 MAX_EXAMPLES = 2**53
 """The largest number of samples that a client may report: up to here, a float counts them one by
@@ -30,6 +30,13 @@ and its length (−1 for a single number)."""
 
 MAX_REASON = 500
 """The number of characters that are recorded of a client's own words in each round."""
+
+
+def unwrapped(strategy: Any) -> Iterator[Any]:
+    """Yield the strategy, and the strategies that it wraps, from the outermost to the innermost."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,8 @@ class Needs:
 
         ``weight`` is the metric with the number of samples, by default the strategy's.
         """
-        inner: Any = strategy
         found, numbers, checks = None, [], False
-        while inner is not None:
+        for inner in unwrapped(strategy):
             key = getattr(inner, "weighted_by_key", None)
             found = key if found is None and isinstance(key, str) else found
             checks = checks or isinstance(inner, FedAvg)  # Flower's own derive from it
@@ -63,7 +69,6 @@ class Needs:
                 numbers.append(key)
             if isinstance(inner, DifferentialPrivacyClientSideAdaptiveClipping):
                 numbers.append(KEY_NORM_BIT)
-            inner = getattr(inner, "strategy", None)
         return Needs(weight or found or "num-examples", tuple(numbers), checks)
 
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
@@ -17,9 +16,8 @@ from flwr_leakage.flower.arrays import (
     check_like,
     diverged,
 )
-from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.part import Part, Variates, change_made
+from flwr_leakage.flower.part import Part, Variates, change_made, observation_of
 from flwr_leakage.flower.replies import (
     MAX_REASON,
     Layout,
@@ -31,7 +29,7 @@ from flwr_leakage.flower.replies import (
     tell_layout,
     usual_layout,
 )
-from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
+from flwr_leakage.flower.wire import RECORD_KEY, records_of, unpack_note
 from flwr_leakage.params import Params
 from flwr_leakage.records import Observation, Update
 from flwr_leakage.tracking.text import plain_text
@@ -89,26 +87,19 @@ class RoundView:
         """
         self._record_errors_and_silence(replies, "")
         told = self._read_notes(replies)
-        faults = self.sent.unasked(replies)
         self._tell_of_another_model()
-        observations, layouts = [], {}
-        for place, reply in enumerate(replies):
-            if reply.has_error() or place in faults:  # strategies do not aggregate errors
-                continue
-            try:
-                note = told.get(reply.metadata.src_node_id)
-                observation, narrow = self._observe(reply, note.training if note else None)
-                if observation is not None:
-                    observations.append((place, observation))
-                self._check_precision(reply, narrow)
-                check_metrics(reply, self.needs)
-                layouts[place] = layout(
-                    reply, self._names_to(reply)
-                )  # only these replies decide which layout is usual
-            except Exception as error:  # a client may have written anything
-                faults[place] = str(error) or type(error).__name__
-        faults |= self._unusual(layouts)
-        self._record_faults(replies, faults)
+        observations = []
+
+        def check(place: int, reply: Message) -> Layout:
+            note = told.get(reply.metadata.src_node_id)
+            observation, narrow = self._observe(reply, note.training if note else None)
+            if observation is not None:
+                observations.append((place, observation))
+            self._check_precision(reply, narrow)
+            check_metrics(reply, self.needs)
+            return layout(reply, self._names_to(reply))
+
+        faults = self._faults(replies, "", check)
         nodes = {reply.metadata.src_node_id for reply in replies if not reply.has_error()}
         unknown = {node for node in nodes if node in told and node not in self.names.known}
         notes = [replace(note, client_id=self.names.of(node)) for node, note in told.items()]
@@ -120,45 +111,63 @@ class RoundView:
         Errors, missing replies and faults are recorded on the way.
         """
         self._record_errors_and_silence(replies, "evaluation: ")
+
+        def check(place: int, reply: Message) -> Layout:
+            count_examples(reply, self.needs.weight)
+            check_metrics(reply, self.needs, is_train=False)
+            return layout(reply)
+
+        return self._faults(replies, "evaluation: ", check)
+
+    def _faults(
+        self, replies: Sequence[Message], phase: str, check: Callable[[int, Message], Layout]
+    ) -> dict[int, str]:
+        """Return in words, by its index, why a reply is bad, and record each.
+
+        ``check`` refuses a bad reply by an error, and returns the layout of another one.
+        """
         faults = self.sent.unasked(replies)
         layouts = {}
         for place, reply in enumerate(replies):
-            if reply.has_error() or place in faults:
+            if reply.has_error() or place in faults:  # strategies do not aggregate errors
                 continue
             try:
-                count_examples(reply, self.needs.weight)
-                check_metrics(reply, self.needs, is_train=False)
-                layouts[place] = layout(reply)
-            except Exception as error:
+                layouts[place] = check(place, reply)
+            except Exception as error:  # a client may have written anything
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
-        self._record_faults(replies, faults, "evaluation: ")
+        fate = "was left out of the aggregation" if self.drop else "is bad, and was handed on"
+        for place, reason in faults.items():
+            node = replies[place].metadata.src_node_id
+            self._warn(node, f"{phase}the reply of {{}} {fate}: {reason}")
         return faults
 
     def _record_errors_and_silence(self, replies: Sequence[Message], phase: str) -> None:
         for reply in replies:
             if reply.has_error():
                 reason = plain_text(reply.error.reason or "", MAX_REASON)
-                self._warn(reply, f"{phase}{{}} answered with an error: {reason}")
+                self._warn(
+                    reply.metadata.src_node_id, f"{phase}{{}} answered with an error: {reason}"
+                )
         for node in self.sent.silent(replies):
-            self._warn_of(node, f"{phase}{self._node(node)} never replied")
+            self._warn(node, f"{phase}{{}} never replied")
 
     def _read_notes(self, replies: Sequence[Message]) -> dict[int, ClientNote]:
         """Return the notes that can be read, by node id, and learn the clients' names from them."""
         notes: dict[int, ClientNote] = {}
         for reply in replies:
+            node = reply.metadata.src_node_id
             record = None if reply.has_error() else reply.content.get(RECORD_KEY)
             if not isinstance(record, ConfigRecord):
                 continue
             try:
-                notes.setdefault(reply.metadata.src_node_id, unpack_note(record))
+                notes.setdefault(node, unpack_note(record))
             except Exception as error:
-                message = f"the note of {{}} is not used: {error}"
-                self._warn(reply, message, self.audit.warn_once)
+                self._warn(node, f"the note of {{}} is not used: {error}", self.audit.warn_once)
         disputed = self.names.learn({node: note.client_id for node, note in notes.items()})
         for node, reason in disputed.items():
             message = f"the name of node {node} is not certain: {reason}"
-            self._warn_of(node, message, self.audit.warn_once)
+            self._warn(node, message, self.audit.warn_once)
         for node in self.names.mentioned & self.names.known:
             self.names.mentioned.discard(node)
             client = self.names.of(node)
@@ -190,19 +199,12 @@ class RoundView:
             return None, narrow
         read = self.expected.read if whole else lambda _: self._read_part(reply)
         local_params, local_buffers, narrow = read(records[0])
-        if len(local_params) < len(params):
-            self.audit.learn_from(local_params)
         delta = change_made(told, local_params, params)
         if self._part is not None:
             held = self._part.variates(self.sent.arrays(node), self.audit.gradient_map)
             delta = self.variates.without(client, told, delta, held)
-        update = Update(
-            delta={k: delta[k] if k in delta else torch.zeros_like(v) for k, v in params.items()},
-            buffers=local_buffers,
-            schedule=schedule,
-            num_examples=count,
-        )
-        return Observation(self.server_round, client, params, buffers, update), narrow
+        made, where = Update(delta, local_buffers, schedule, count), (self.server_round, client)
+        return observation_of(self.audit, where, (params, buffers), made), narrow
 
     def _names_to(self, reply: Message) -> set[str]:
         """Return the names of the arrays that the node behind a reply was sent."""
@@ -312,36 +314,16 @@ class RoundView:
             place: tell_layout(found, usual) for place, found in layouts.items() if found != usual
         }
 
-    def _record_faults(
-        self, replies: Sequence[Message], faults: Mapping[int, str], phase: str = ""
-    ) -> None:
-        fate = "was left out of the aggregation" if self.drop else "is bad, and was handed on"
-        for place, reason in faults.items():
-            self._warn(replies[place], f"{phase}the reply of {{}} {fate}: {reason}")
-
     def _warn(
-        self, reply: Message, message: str, warn: Callable[[int, int, str], None] | None = None
-    ) -> None:
-        """Record a warning about the client that sent a reply.
-
-        ``{}`` in the message is replaced by the client's name. ``warn`` is the method of the audit
-        that records it, by default ``warn``.
-        """
-        node = reply.metadata.src_node_id
-        self._warn_of(node, message.replace("{}", self._node(node), 1), warn)
-
-    def _warn_of(
         self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
         """Record a warning about a node.
 
-        ``warn`` is the method of the audit that records it: by default ``warn``, or ``warn_once``
-        if the warning may recur in each round.
+        ``{}`` in the message is replaced by the node in words. ``warn`` is the method of the audit
+        that records it: by default ``warn``, or ``warn_once`` if the warning may recur in each
+        round.
         """
         if node not in self.names.known:
             self.names.mentioned.add(node)
-        (warn or self.audit.warn)(self.server_round, self.names.of(node), message)
-
-    def _node(self, node: int) -> str:
-        known = self.names.of(node)
-        return f"node {node}" if known == node else f"node {node} (client {known})"
+        told = message.replace("{}", self.names.told(node), 1)
+        (warn or self.audit.warn)(self.server_round, self.names.of(node), told)

@@ -16,12 +16,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_leakage.audit import ServerAudit
 from flwr_leakage.flower.arrays import Expected
-from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.part import Variates
 from flwr_leakage.flower.replies import Layout, Needs, Sent
 from flwr_leakage.flower.round_view import RoundView, Seen
-from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
+from flwr_leakage.flower.undisturbed import guarded, seeded_sampling, sigterm_unwinds
 from flwr_leakage.gradient_map import GradientMap
 
 P = ParamSpec("P")

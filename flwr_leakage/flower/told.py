@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from flwr_leakage.audit.note import ClientNote
+from flwr_leakage.audit.note import Assumed, ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.targets import Inputs
 from flwr_leakage.capture import TrainingFacts
@@ -36,20 +36,6 @@ class Given:
     schedule: LocalSchedule | None = None
     batch_norm: BatchNormMode | None = None
     max_samples: int | None = None
-
-
-@dataclass(frozen=True)
-class _Assumed:
-    """The input spec, the schedule and the BatchNorm mode that an attack on one client assumes."""
-
-    spec: InputSpec
-    schedule: LocalSchedule
-    batch_norm: BatchNormMode
-
-    @property
-    def inputs(self) -> Inputs:
-        """The input spec and the BatchNorm mode alone."""
-        return self.spec, self.batch_norm
 
 
 @dataclass
@@ -103,7 +89,7 @@ class ToldAudit(ServerAudit):
         for (when, client_id), num_examples in self._spared.items():
             reason = self.selection.refuses(when, client_id) or "no attack is configured"
             told = self._schedule_of(facts.get(client_id))
-            self._recorder.client(when, client_id, told, num_examples, reason)
+            self._recorder.client((when, client_id), told, num_examples, reason)
         self._spared = {}
         self._remember(facts)
         assumed, refused = self._assume_all(observations, facts)
@@ -202,7 +188,7 @@ class ToldAudit(ServerAudit):
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer
         where, count = (seen.server_round, seen.client_id), seen.update.num_examples
-        self._recorder.client(*where, done, count, reason, optimizer)
+        self._recorder.client(where, done, count, reason, optimizer)
 
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
         """Infer the labels behind an update that is too large for attacks, if its steps are known.
@@ -218,13 +204,13 @@ class ToldAudit(ServerAudit):
             training = _of(told)
             one = self._told_steps(training)
         except ValueError as error:
-            self._recorder.labels(seen.server_round, seen.client_id, str(error))
+            self._recorder.labels((seen.server_round, seen.client_id), str(error))
             return
         complete = replace(seen, update=replace(seen.update, schedule=one.schedule))
         unknown = unknown | self.own_config_clients
         self.look_at_large(complete, one.inputs, unknown, training.optimizer)
 
-    def _told_steps(self, told: TrainingFacts) -> _Assumed:
+    def _told_steps(self, told: TrainingFacts) -> Assumed:
         """Return a client's local steps and the facts of its inputs, whichever optimizer it used.
 
         The steps, with their learning rate and batch size, are as the client told. The facts are
@@ -238,11 +224,11 @@ class ToldAudit(ServerAudit):
         if not told.num_steps:
             raise ValueError("it told neither its steps nor its batch size")
         mode = self.given.batch_norm or ("batch" if told.batch_norm == "batch" else "running")
-        return _Assumed(spec, _steps_of(told), mode)
+        return Assumed(_steps_of(told), spec, mode)
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
-    ) -> tuple[dict[int, _Assumed], dict[int, str]]:
+    ) -> tuple[dict[int, Assumed], dict[int, str]]:
         """Return, by client id, the assumptions of an attack, and why another cannot be attacked.
 
         The assumptions follow from ``facts``, what each client told about its training.
@@ -264,9 +250,9 @@ class ToldAudit(ServerAudit):
         self,
         server_round: int,
         observations: list[Observation],
-        assumed: Mapping[int, _Assumed],
+        assumed: Mapping[int, Assumed],
         refused: Mapping[int, str],
-    ) -> tuple[dict[int, _Assumed], dict[int, str]]:
+    ) -> tuple[dict[int, Assumed], dict[int, str]]:
         """Return the common assumptions about all clients of a mean update, or the refusals.
 
         They are the schedule, the inputs and the BatchNorm mode that more than half of the clients
@@ -313,7 +299,7 @@ class ToldAudit(ServerAudit):
         except ValueError:
             return None
 
-    def _assume(self, told: TrainingFacts | None) -> _Assumed:
+    def _assume(self, told: TrainingFacts | None) -> Assumed:
         """Return the assumptions of an attack on a client.
 
         Each is the operator's setting, or if the operator gave none, what the client told.
@@ -329,9 +315,9 @@ class ToldAudit(ServerAudit):
         mode = given.batch_norm or "running"
         if given.batch_norm is None and told is not None and told.batch_norm == "batch":
             mode = "batch"
-        return _Assumed(spec, schedule, mode)
+        return Assumed(schedule, spec, mode)
 
-    def _check(self, one: _Assumed) -> None:
+    def _check(self, one: Assumed) -> None:
         """Refuse an attack that would take too long, or inputs that the model does not accept.
 
         Raises:
@@ -355,14 +341,11 @@ class ToldAudit(ServerAudit):
         limit = self.given.max_samples
         return self.attack is not None and limit is not None and used > limit
 
-    def _assumed_of(
-        self, note: ClientNote
-    ) -> tuple[LocalSchedule, InputSpec, BatchNormMode] | None:
+    def _assumed_of(self, note: ClientNote) -> Assumed | None:
         try:
-            one = self._assume(note.training)
+            return self._assume(note.training)
         except ValueError:  # recorded by ``inspect``
             return None
-        return one.schedule, one.spec, one.batch_norm
 
 
 def _samples_of(schedule: LocalSchedule) -> int:

@@ -1,15 +1,20 @@
-"""Guard process-wide state that an observer must not change: random states and SIGTERM."""
+"""Guard what an observer must not change: random states, SIGTERM, and the course of a training."""
 
+import logging
 import random
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+
+from flwr_leakage.audit import ServerAudit
+
+_LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -65,3 +70,21 @@ def sigterm_unwinds() -> Iterator[None]:
 
 def _unwind(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
+
+
+def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
+    """Return ``action(*args)``, a function of the audit; ``None`` after an error.
+
+    The error is recorded by the audit under the round, and never reaches the training.
+    """
+    try:
+        with random_states_kept() if audit.draws else nullcontext():
+            return action(*args)
+    except Exception as error:
+        _LOG.exception("flwr_leakage: the audit of round %d failed", server_round)
+        message = f"the audit failed, the training goes on: {type(error).__name__}: {error}"
+        try:
+            audit.warn(server_round, -1, message)
+        except Exception:
+            _LOG.exception("flwr_leakage: this could not be recorded")
+        return None

@@ -64,6 +64,10 @@ def _build(text: str, remark: str | None) -> Experiment:
     check_node("engine", config["engine"], given=("server_app", "client_app", "num_clients"))
     if config["tracker"]:
         check_node("tracker", config["tracker"], kind=Tracker)
+
+    def optional(section: str, kind: type) -> Any:
+        return instantiate(config, section, kind) if config[section] else None
+
     data = _data(config, settings)
     # A real node gets its weights by message, and reads no file that the run's config names.
     network = _network(config, data.spec, settings, None if remark else settings.model.weights)
@@ -85,18 +89,12 @@ def _build(text: str, remark: str | None) -> Experiment:
         attack=_attack(config, settings.server),
         threat=instantiate(config, "threat", ThreatModel),
         selection=instantiate(config, "selection", Selection),
-        large_clients=instantiate(config, "large_clients", LargeClients)
-        if config["large_clients"]
-        else None,
+        large_clients=optional("large_clients", LargeClients),
         evaluator=instantiate(config, "metric", Evaluator),
         remark=remark,
-        self_attack=instantiate(config, "self_attack", SelfAttack)
-        if config["self_attack"]
-        else None,
-        gate=instantiate(config, "gate", Gate) if config["gate"] else None,
-        membership=instantiate(config, "membership", DrawnCandidates)
-        if config["membership"]
-        else None,
+        self_attack=optional("self_attack", SelfAttack),
+        gate=optional("gate", Gate),
+        membership=optional("membership", DrawnCandidates),
     )
     check_experiment(experiment)
     return experiment

@@ -214,14 +214,12 @@ def check_defense(experiment: Experiment) -> None:
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
     fewest = min(used)
-    checked("defense", defense.validate)(experiment.gradient_map, experiment.spec, fewest)
-    for name, other in experiment.what_ifs.items():
-        check = checked(f"what_if.{name}", other.validate)
-        check(experiment.gradient_map, experiment.spec, fewest)
-    for key, each in {"defense": defense, **experiment.what_ifs}.items():
-        account = checked(key if each is defense else f"what_if.{key}", each.epsilon)
+    others = {f"what_if.{name}": other for name, other in experiment.what_ifs.items()}
+    for key, each in {"defense": defense, **others}.items():
+        checked(key, each.validate)(experiment.gradient_map, experiment.spec, fewest)
         for size in set(experiment.sizes):
-            account(experiment.schedule.for_client(size), size, settings.num_rounds, "replace-one")
+            schedule = experiment.schedule.for_client(size)
+            checked(key, each.epsilon)(schedule, size, settings.num_rounds, "replace-one")
     if defense.replaces_update and settings.client.max_samples < max(used):
         raise ConfigError(
             f"client.max_samples must be at least {max(used)}, the samples of a round, as the "

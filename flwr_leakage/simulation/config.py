@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from flwr_leakage._conf import conf_dir
@@ -38,6 +41,18 @@ def compose(overrides: list[str], run_dir: str) -> Config:
     with open_dict(cfg):
         del cfg["hydra"]
     return to_config(cfg, choices)
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
+    """Return Hydra's overrides as their texts say.
+
+    Raises:
+        ConfigError: a text is no override.
+    """
+    try:
+        return OverridesParser.create().parse_overrides(list(texts))
+    except HydraException as error:
+        raise ConfigError(str(error)) from error
 
 
 def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:

@@ -89,9 +89,13 @@ class Experiment:
         """Return the shapes, classes and normalisation of the data."""
         return self.data.spec
 
-    def client_batch(self, client_id: int, server_round: int) -> Batch:
-        """Return the private samples of a client in a round."""
-        return self._batch(client_id, server_round, self.num_examples(client_id))
+    def client_batch(
+        self, client_id: int, server_round: int, num_examples: int | None = None
+    ) -> Batch:
+        """Return the private samples of a client in a round: all, or ``num_examples`` of them."""
+        drawn_in = 1 if self.settings.client.same_samples else server_round
+        count = self.num_examples(client_id) if num_examples is None else num_examples
+        return self.data.client_batch(client_id, drawn_in, count)
 
     def num_examples(self, client_id: int) -> int:
         """Return the number of private samples on which a client trains in a round."""
@@ -102,10 +106,6 @@ class Experiment:
     def sizes(self) -> list[int]:
         """Return the number of private samples on which each client trains in a round."""
         return [self.num_examples(client) for client in range(self.data.num_clients)]
-
-    def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
-        drawn_in = 1 if self.settings.client.same_samples else server_round
-        return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self, client_id: int | None = None) -> ClientAudit:
         """Return the settings by which a client audits its update; see ``ClientAudit``.
@@ -222,7 +222,7 @@ class Experiment:
         the number of samples that the client reports.
         """
         used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
-        private = self._batch(client_id, server_round, num_examples)[:used]
+        private = self.client_batch(client_id, server_round, num_examples)[:used]
         draws = partial(
             Reproducible.from_seed,
             self.settings.seed,
@@ -284,7 +284,7 @@ class Experiment:
         where = {"server_round": seen.server_round, "client_id": seen.client_id}
         draws = Reproducible.from_seed(self.settings.seed, **where, purpose=f"what if {name}")
         used = update.schedule.num_samples_used(update.num_examples)
-        private = self._batch(seen.client_id, seen.server_round, update.num_examples)[:used]
+        private = self.client_batch(seen.client_id, seen.server_round, update.num_examples)[:used]
         encoded = defense.on_batch(private, self.spec.num_classes, draws)
         raw = update.delta
         if not isinstance(self.defense, NoDefense) or self.gate is not None:

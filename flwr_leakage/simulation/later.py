@@ -82,8 +82,7 @@ def attack_kept_of_run(
     ``workers`` is the number of attacking processes, or the resources of a task on a Ray cluster;
     the other arguments are those of ``kept_run``.
     """
-    run = kept_run(folder, max_seconds, allowed)
-    return attack_kept(folder, run.audit_of, workers, run.chunk, run.final_buffers)
+    return attack_kept(kept_run(folder, max_seconds, allowed), workers)
 
 
 def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.arguments import suggest, unknown_key
+from flwr_leakage.simulation.config import ConfigError, parse_overrides
 
 OPTIONAL = ("experiment",)
 """The config groups that may be null."""
@@ -45,22 +44,16 @@ def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
     texts = [text for text in plain if "=" in text]
     texts = [a for a in texts if not a.startswith(("hydra.", "hydra/", "+", "~"))]
     try:
-        overrides = OverridesParser.create().parse_overrides(texts)
-    except HydraException as error:
+        overrides = parse_overrides(texts)
+    except ConfigError as error:
         return str(error)
     with hydra.initialize_config_dir(str(folder), version_base=None):
         groups = [o for o in overrides if (folder / o.key_or_group).is_dir()]
-        for override in groups:
-            problem = _check_group(folder, override)
-            if problem:
-                return problem
+        if problem := next(filter(None, (_check_group(folder, each) for each in groups)), ""):
+            return problem
         cfg = hydra.compose("config", [_first_choice(folder, override) for override in groups])
-    for override in overrides:
-        if override not in groups:
-            problem = _check_key(cfg, override.key_or_group)
-            if problem:
-                return problem
-    return ""
+    keys = [override.key_or_group for override in overrides if override not in groups]
+    return next(filter(None, (_check_key(cfg, key) for key in keys)), "")
 
 
 _FLAGS_WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",

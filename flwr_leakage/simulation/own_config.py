@@ -24,15 +24,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 
 from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import Config, ConfigError, compose
+from flwr_leakage.simulation.config import Config, ConfigError, compose, parse_overrides
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.foreign import check_targets
+from flwr_leakage.simulation.nodes import checked
 
 OVERRIDES_KEY = "leakage-overrides"
 ALLOW_KEY = "leakage-allow"
@@ -139,10 +138,7 @@ def split_overrides(
     Raises:
         ConfigError: an override cannot be parsed.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"hydra-overrides: {error}") from error
+    parsed = checked("hydra-overrides", parse_overrides)(overrides)
     followed = [_is_plain(override, allowed) for override in parsed]
     taken = [text for text, follow in zip(overrides, followed, strict=True) if follow]
     left_out = {o.key_or_group for o, follow in zip(parsed, followed, strict=True) if not follow}

@@ -4,11 +4,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -21,7 +21,7 @@ from flwr_leakage.records import Exposure, Update
 from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.simulation.apps import local_model, train_locally
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import Config, ConfigError, compose
+from flwr_leakage.simulation.config import Config, ConfigError, compose, parse_overrides
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.work import Work, count_work
 
@@ -77,18 +77,9 @@ class Price:
 
     def __add__(self, other: "Price") -> "Price":
         """Return the sum of two prices: of one run and then another."""
-        attacks = (
-            None if self.attacks is None or other.attacks is None else self.attacks + other.attacks
-        )
-        return Price(
-            self.start + other.start,
-            self.training + other.training,
-            self.replays + other.replays,
-            self.scores + other.scores,
-            self.tests + other.tests,
-            attacks,
-            self.disk + other.disk,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Price(*sums)
 
 
 def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
@@ -133,10 +124,7 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     """
     if any(text.startswith("hydra/sweeper=") for text in overrides):
         raise ConfigError("a dry run knows the runs of Hydra's own sweeper only, not another's.")
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(str(error)) from error
+    parsed = parse_overrides(overrides)
     for override in parsed:
         if isinstance(override.value(), Glob):
             raise ConfigError(

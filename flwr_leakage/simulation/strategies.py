@@ -1,38 +1,36 @@
 """Check the settings of a Flower strategy before a run, as most strategies do not check them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.serverapp.strategy import Bulyan, MultiKrum, Strategy
 
 from flwr_leakage.flower.dp_check import asked_clients
 from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.values import RANGES
 
-_POSITIVE: tuple[str, Callable[[Any], bool]] = ("be positive", lambda value: value > 0)
-_NOT_NEGATIVE: tuple[str, Callable[[Any], bool]] = ("be ≥ 0", lambda value: value >= 0)
-_DECAY: tuple[str, Callable[[Any], bool]] = ("lie in [0, 1)", lambda value: 0 <= value < 1)
-
-RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "fraction_train": ("lie in (0, 1]", lambda value: 0 < value <= 1),
-    "fraction_evaluate": ("lie in [0, 1]", lambda value: 0 <= value <= 1),
-    "min_train_nodes": _NOT_NEGATIVE,
-    "min_evaluate_nodes": _NOT_NEGATIVE,
-    "min_available_nodes": _NOT_NEGATIVE,
-    "num_malicious_nodes": _NOT_NEGATIVE,
-    "eta": _POSITIVE,
-    "eta_l": _POSITIVE,
-    "tau": _POSITIVE,  # FedAdam and similar strategies divide by √v + τ
-    "beta_1": _DECAY,
-    "beta_2": _DECAY,
-    "server_learning_rate": _POSITIVE,
-    "server_momentum": _DECAY,
-    "q": _NOT_NEGATIVE,
-    "client_learning_rate": _POSITIVE,
-    "noise_multiplier": _NOT_NEGATIVE,
-    "clipping_norm": _POSITIVE,
+WORDS: Mapping[str, str] = {
+    "fraction_train": "lie in (0, 1]",
+    "fraction_evaluate": "lie in [0, 1]",
+    "min_train_nodes": "be ≥ 0",
+    "min_evaluate_nodes": "be ≥ 0",
+    "min_available_nodes": "be ≥ 0",
+    "num_malicious_nodes": "be ≥ 0",
+    "eta": "be positive",
+    "eta_l": "be positive",
+    "tau": "be positive",  # FedAdam and similar strategies divide by √v + τ
+    "beta_1": "lie in [0, 1)",
+    "beta_2": "lie in [0, 1)",
+    "server_learning_rate": "be positive",
+    "server_momentum": "lie in [0, 1)",
+    "q": "be ≥ 0",
+    "client_learning_rate": "be positive",
+    "noise_multiplier": "be ≥ 0",
+    "clipping_norm": "be positive",
 }
-"""For the settings of strategies, by name: the requirement in words, and a check of it."""
+"""The range of strategies' settings, by name, as a key of ``flwr_leakage.values.RANGES``."""
+
 
 SPOKEN: Mapping[str, tuple[str, ...]] = {
     "arrayrecord_key": ("arrays",),
@@ -57,8 +55,8 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}.{name} must be finite, got {value}.")
-        if name in RANGES and not RANGES[name][1](value):
-            raise ConfigError(f"{key}.{name} must {RANGES[name][0]}, got {value}.")
+        if name in WORDS and not RANGES[WORDS[name]](value):
+            raise ConfigError(f"{key}.{name} must {WORDS[name]}, got {value}.")
         if value not in (known := SPOKEN.get(name, (value,))):
             raise ConfigError(
                 f"{key}.{name} must be {' or '.join(known)}, which the clients send, got {value!r}."

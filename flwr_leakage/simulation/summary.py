@@ -3,7 +3,7 @@
 import json
 import shlex
 import statistics
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from flwr_leakage.report import write_report
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import Index
+from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.experiment import Experiment
@@ -100,12 +100,12 @@ def finish(run_dir: Path, console: Console) -> None:
     run = read_run(run_dir)
     print_summary(run, console)
     if kept := len(list(run_dir.glob("kept/round*"))):
-        rounds = f"{kept} round{'s' * (kept != 1)}"
         config = run.metadata.get("config") or {}
         paths = dict.fromkeys(path for _, path in paths_outside(config, run_dir))
         allow = "".join(f" --allow {shlex.quote(path)}" for path in paths)
         console.print(
-            f"The updates of {rounds} are kept: flwr-leakage attack-kept {run_dir}{allow}",
+            f"The updates of {count(kept, 'round')} are kept: flwr-leakage attack-kept {run_dir}"
+            f"{allow}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
@@ -129,14 +129,14 @@ def summary_table(run: RunData) -> Table:
         grades = tally(here)
         table.add_row(
             str(server_round),
-            _mean(run, server_round, "test_accuracy", "{:.1%}"),
+            _told(_values(run, server_round, "test_accuracy"), "{:.1%}"),
             str(len(here)) if here else "–",
             *(str(grades[name]) if grades else "–" for name in GRADES),
-            _format(statistics.median(near) if near else None, style),
-            _format(max(near, default=None), style),
-            _median(run, server_round, f"blind_{name}", style),
-            _mean(run, server_round, "label_accuracy", "{:.0%}"),
-            _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
+            _told(near, style, statistics.median),
+            _told(near, style, max),
+            _told(_values(run, server_round, f"blind_{name}"), style, statistics.median),
+            _told(_values(run, server_round, "label_accuracy"), "{:.0%}"),
+            _told(_values(run, server_round, "attack_wall_seconds"), "{:.1f}"),
         )
     return table
 
@@ -168,15 +168,7 @@ def _values(run: RunData, server_round: int, name: str) -> list[float]:
     return [r.value for r in _records(run, server_round, name) if r.value is not None]
 
 
-def _median(run: RunData, server_round: int, name: str, style: str) -> str:
-    values = _values(run, server_round, name)
-    return _format(statistics.median(values) if values else None, style)
-
-
-def _mean(run: RunData, server_round: int, name: str, style: str) -> str:
-    values = _values(run, server_round, name)
-    return _format(statistics.fmean(values) if values else None, style)
-
-
-def _format(value: float | None, style: str) -> str:
-    return "–" if value is None else style.format(value)
+def _told(
+    values: Sequence[float], style: str, of: Callable[[Sequence[float]], float] = statistics.fmean
+) -> str:
+    return style.format(of(values)) if values else "–"

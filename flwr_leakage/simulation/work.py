@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.audit.turns import least
+from flwr_leakage.flower.dp_check import asked_clients
 from flwr_leakage.scores.score_round import SETUP_PRICE
 from flwr_leakage.simulation.experiment import Experiment
 
@@ -118,10 +119,8 @@ def count_work(experiment: Experiment, products: int) -> Work:
 
 def _share_that_trains(experiment: Experiment) -> float:
     """Return the share of clients, in (0, 1], that the strategy asks to train in a round."""
-    strategy, clients = experiment.strategy(), experiment.settings.num_clients
-    fraction = float(getattr(strategy, "fraction_train", 1.0))
-    least = int(getattr(strategy, "min_train_nodes", 1))
-    return min(max(int(clients * fraction), least), clients) / clients
+    clients = experiment.settings.num_clients
+    return asked_clients(experiment.strategy(), clients) / clients
 
 
 def _replays(experiment: Experiment) -> list[int]:
@@ -131,30 +130,24 @@ def _replays(experiment: Experiment) -> list[int]:
     and the first round in which it scores or attacks its update, unless it replayed one before. A
     client whose samples are not all kept replays none.
     """
-    rounds, plan, own = (
-        experiment.settings.num_rounds,
-        experiment.score_plan,
-        experiment.self_attack,
-    )
+    plan, own = experiment.score_plan, experiment.self_attack
+    rounds = range(1, experiment.settings.num_rounds + 1)
     measured = [
         each
-        for each in range(1, rounds + 1)
+        for each in rounds
         if (experiment.scores and plan.includes(each))
         or (own is not None and own.includes(each))
         or experiment.gate is not None
     ]
     counts = []
     for client, size in enumerate(experiment.sizes):
-        schedule, most = (
-            experiment.schedule.for_client(size),
-            experiment.settings.client.max_samples,
-        )
-        kept = math.ceil(most / schedule.batch_size) * schedule.batch_size  # whole mini-batches
+        schedule = experiment.schedule.for_client(size)
+        mini_batches = math.ceil(experiment.settings.client.max_samples / schedule.batch_size)
         # a training that was not kept cannot be replayed
-        if schedule.num_samples_used(size) > kept:
+        if schedule.num_samples_used(size) > mini_batches * schedule.batch_size:
             counts.append(0)
             continue
-        attacked = [e for e in range(1, rounds + 1) if experiment.may_be_attacked(client, e)]
+        attacked = [each for each in rounds if experiment.may_be_attacked(client, each)]
         once = bool(measured) and (not attacked or attacked[0] > measured[0])
         counts.append(len(attacked) + once)
     return counts

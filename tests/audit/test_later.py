@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.audit.kept import FORMAT, KeptObservations
-from flwr_leakage.audit.later import attack_kept
+from flwr_leakage.audit.later import KeptRun, attack_kept
 from flwr_leakage.cli.app import app
 from flwr_leakage.flower import InlineGrid, audit, observe
 from flwr_leakage.records import Reconstruction, ThreatModel
@@ -141,7 +141,7 @@ def test_without_work_the_record_stays_as_it_is(tiny_data):
     folder = Path(later(tiny_data, "run", "num_rounds=1")[0])
     before = (folder / "records.jsonl").read_bytes()
     with pytest.raises(ValueError, match="must have an attack, got None"):
-        attack_kept(folder, observed_audit)
+        attack_kept(KeptRun(folder, observed_audit))
     assert (folder / "records.jsonl").read_bytes() == before
     assert attack_kept_of_run(folder, 1, None, [tiny_data]) == 1
     before = (folder / "records.jsonl").read_bytes()
@@ -312,9 +312,9 @@ def test_statistics_of_the_finished_model_are_known_after_training_only(tiny_dat
         return made
 
     with pytest.raises(ValueError, match="buffers of the finished model, got none"):
-        attack_kept(folder, audit_of)
+        attack_kept(KeptRun(Path(folder), audit_of))
     last = last_buffers(Path(folder), build(config).network)
-    assert attack_kept(folder, audit_of, final_buffers=last) == 2
+    assert attack_kept(KeptRun(Path(folder), audit_of, final_buffers=last)) == 2
     assert [seen.server_round for seen in given] == [1, 2]
     threat = ThreatModel(batch_norm="final")
     for seen in given:

@@ -7,6 +7,7 @@ from flwr_leakage.defenses import (
     DPSGD,
     QSGD,
     Chain,
+    Defense,
     ErrorFeedback,
     GradientPruning,
     RandomSubset,
@@ -14,8 +15,8 @@ from flwr_leakage.defenses import (
     TruncatedSVD,
     with_error_feedback,
 )
-from flwr_leakage.params import add, ravel
-from flwr_leakage.randomness import Reproducible, Secure
+from flwr_leakage.params import Params, add, ravel
+from flwr_leakage.randomness import Randomness, Reproducible, Secure
 from flwr_leakage.records import LocalSchedule, Update
 
 
@@ -27,20 +28,24 @@ def make_delta(*shape: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"w": torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()}
 
 
+def sent_by(defense: Defense, delta: Params, randomness: Randomness) -> Params:
+    return defense.on_update(Update(delta, {}, LocalSchedule(1.0), 1), randomness).delta
+
+
 def test_a_random_subset_sends_its_share_as_it_is() -> None:
     delta = make_delta(100, 100)
-    sent = RandomSubset(0.1).compress(delta, seeded())["w"]
+    sent = sent_by(RandomSubset(0.1), delta, seeded())["w"]
     kept = sent != 0
     assert float(kept.double().mean()) == pytest.approx(0.1, abs=0.01)
     assert torch.equal(sent[kept], delta["w"][kept])
-    unbiased = RandomSubset(0.1, is_unbiased=True).compress(delta, seeded())["w"]
+    unbiased = sent_by(RandomSubset(0.1, is_unbiased=True), delta, seeded())["w"]
     torch.testing.assert_close(unbiased, 10 * sent)
 
 
 @given(levels=st.integers(1, 20), bucket=st.integers(1, 60), seed=st.integers(0, 100))
 def test_qsgd_takes_a_level_beside_each_entry(levels: int, bucket: int, seed: int) -> None:
     delta = make_delta(7, 9, seed=seed)
-    sent = QSGD(levels, bucket).compress(delta, seeded(seed))["w"].flatten()
+    sent = sent_by(QSGD(levels, bucket), delta, seeded(seed))["w"].flatten()
     pieces = zip(sent.split(bucket), delta["w"].flatten().split(bucket), strict=True)
     for found, own in pieces:
         width = own.norm() / levels
@@ -52,26 +57,26 @@ def test_qsgd_takes_a_level_beside_each_entry(levels: int, bucket: int, seed: in
 
 def test_qsgd_is_unbiased() -> None:
     delta = make_delta(40)
-    draws = [QSGD(2, 16).compress(delta, seeded(seed))["w"] for seed in range(4000)]
+    draws = [sent_by(QSGD(2, 16), delta, seeded(seed))["w"] for seed in range(4000)]
     mean, spread = torch.stack(draws).mean(0), torch.stack(draws).std(0)
     assert bool(((mean - delta["w"]).abs() <= 5 * spread / 4000**0.5).all())
 
 
 def test_qsgd_of_zero_is_zero_with_the_operating_systems_draws() -> None:
-    sent = QSGD().compress({"w": torch.zeros(1000)}, Secure())["w"]
+    sent = sent_by(QSGD(), {"w": torch.zeros(1000)}, Secure())["w"]
     assert torch.equal(sent, torch.zeros(1000))
 
 
 def test_signs_have_the_mean_size_of_each_tensor_or_the_step() -> None:
     delta = {"w": torch.tensor([3.0, -1.0, 0.0, -4.0]), "b": torch.tensor([-0.5])}
-    assert SignSGD().compress(delta, seeded())["w"].tolist() == [2.0, -2.0, 0.0, -2.0]
-    assert SignSGD(0.25).compress(delta, seeded())["b"].tolist() == [-0.25]
+    assert sent_by(SignSGD(), delta, seeded())["w"].tolist() == [2.0, -2.0, 0.0, -2.0]
+    assert sent_by(SignSGD(0.25), delta, seeded())["b"].tolist() == [-0.25]
 
 
 @given(energy=st.floats(0.05, 1.0), seed=st.integers(0, 100))
 def test_truncated_svd_has_the_least_rank_with_the_energy(energy: float, seed: int) -> None:
     delta = make_delta(6, 2, 2, 3, seed=seed)
-    sent = TruncatedSVD(energy).compress(delta, seeded())["w"].flatten(1)
+    sent = sent_by(TruncatedSVD(energy), delta, seeded())["w"].flatten(1)
     whole = torch.linalg.svdvals(delta["w"].flatten(1)).square()
     rank = int(torch.linalg.matrix_rank(sent))
     torch.testing.assert_close(sent.square().sum(), whole[:rank].sum())

@@ -1,6 +1,7 @@
 """One table of all defenses: what each of them must keep to."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,11 +9,12 @@ from jaxtyping import TypeCheckError
 from torch import nn
 
 from flwr_leakage import defenses as d
-from flwr_leakage.defenses.units import NoiseUnit, check_unit
+from flwr_leakage.defenses.units import NoiseUnit
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+from flwr_leakage.values import require_option
 
 SPEC = InputSpec((1, 4, 4), 3)
 PUBLIC = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(9))
@@ -337,4 +339,4 @@ def test_settings_of_a_wrong_kind_are_rejected(build, message: str) -> None:
 
 def test_unknown_units_are_named() -> None:
     with pytest.raises(ValueError, match=r"relative_to must be one of .*, got 'gradients'"):
-        check_unit("gradients", NoiseUnit)
+        require_option(SimpleNamespace(relative_to="gradients"), "relative_to", NoiseUnit)

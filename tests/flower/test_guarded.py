@@ -8,7 +8,7 @@ from observed import Memory
 from flwr_leakage.attacks import Analytic
 from flwr_leakage.audit import Selection, ServerAudit
 from flwr_leakage.audit.progress import SilentProgress
-from flwr_leakage.flower.guarded import guarded
+from flwr_leakage.flower.undisturbed import guarded
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet
 from flwr_leakage.records import InputSpec, LocalSchedule

@@ -48,7 +48,7 @@ def test_training_does_not(kind):
 def test_batches_are_kept_where_the_audits_model_is():
     """A GPU's place is taken by ``meta``, the only other device that every machine has."""
     audit = ClientAudit(GradientMap(network(), device="meta"), SPEC, SCHEDULE)
-    session = Session(audit, 1, 0)
+    session = Session(audit, 1, 0, Context(1, 5, {}, RecordDict(), {}))
     images, labels = torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
     inputs, targets = session.encode(images, labels)
     assert inputs is images

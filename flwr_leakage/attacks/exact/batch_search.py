@@ -37,7 +37,7 @@ from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, Batch
 from flwr_leakage.attacks.exact.batch_masks import MaskColumns, null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.network.linear import LayerFactor
 from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
-from flwr_leakage.attacks.settings import require
+from flwr_leakage.values import require
 
 ROW_START_SHARE = 0.75
 """Probability that a proposal's search starts at a random row of the gradient's left factor U

@@ -36,10 +36,10 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, require_single_gradient
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 SOLVED = 1e-9
 """Mean squared residual, divided by the mean square of the solution, up to which the convex

@@ -48,9 +48,9 @@ from flwr_leakage.attacks.labels.assumed import SignOfGradient, answer, assume_t
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.values import require
 
 MET = 1e-8
 """Relative squared distance up to which features, or a gradient, count as met. Its root is 1e-4,

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 POWER_ITERATIONS = 6
 """Number of products that estimate the largest eigenvalue. The prior's first weight is a tenth of

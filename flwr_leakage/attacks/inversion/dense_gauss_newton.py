@@ -25,7 +25,6 @@ from flwr_leakage.attacks.labels.assumed import (
 )
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
@@ -33,6 +32,7 @@ from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 FITTED_MISFIT = 1.5
 """Misfit up to which a start counts as successful. By noise alone, the mean of 200 squares or more

@@ -45,10 +45,10 @@ from flwr_leakage.attacks.network.blur import blurring, kink_inputs, measure
 from flwr_leakage.attacks.network.linear import find_last_bias
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 DRAWS = 16
 """Number of images of the prior that measure the spread of the inputs of ReLUs and pooling. A

@@ -28,9 +28,9 @@ from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.attacks.optimizers.base import FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from flwr_leakage.attacks.labels.assumed import (
 )
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, follow
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import gram
+from flwr_leakage.values import require
 
 REWEIGHTINGS = 5
 """Number of reweighted least-squares problems in a step. Each halves the limit below which

@@ -19,7 +19,7 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.evaluation import Evaluator
 from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
+from flwr_leakage.values import require
 
 Values = Callable[[Tensor, Tensor], Tensor]
 """A map from orders (M, N) and targets (M, N) to the objectives (M,) of one candidate's samples."""

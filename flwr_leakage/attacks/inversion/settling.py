@@ -23,11 +23,11 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.annealing import Equations, RunEnd, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend, geometric
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.patch_prior import PatchPrior
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.settings import require
+from flwr_leakage.values import require
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Map from points (A, D), and the numbers (A,) of the rows that they belong to, to the values

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
-from flwr_leakage.attacks.settings import require
+from flwr_leakage.values import require
 
 ARMIJO, CURVATURE = 1e-4, 0.9
 """c₁ of the sufficient decrease and c₂ of the strong curvature condition, as Nocedal and Wright

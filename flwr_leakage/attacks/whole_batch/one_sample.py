@@ -42,12 +42,12 @@ from flwr_leakage.attacks.network.linear import find_last_layer, traced
 from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 
 @dataclass(frozen=True, kw_only=True)

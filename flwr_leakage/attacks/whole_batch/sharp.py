@@ -34,7 +34,6 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import Equations, RunEnd, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import Doubts
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import (
     Iterate,
     Posed,
@@ -48,6 +47,7 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
+from flwr_leakage.values import require
 
 SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
 """Largest number of iterations of conjugate gradients in a step of either end, and number of draws
