@@ -8,7 +8,7 @@ from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.budget import Stopwatch
 from flwr_leakage.attacks.evidence import Evidence
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS
+from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS, doubted, remarked
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.conventions import Claim, possible_specs, read_normalization
@@ -172,11 +172,7 @@ def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruct
     if "proven" in verdicts:
         stats[PROVEN_INPUTS] = verdicts.count("proven")
     if claim == "by fit" and stats.get(PROVEN_INPUTS):
-        stats["verdicts"] = tuple("not" if v == "not" else "plausible" for v in verdicts)
-        stage = str(stats.get("stage", "")).rstrip(".")
-        stats["stage"] = f"{stage}. {GUESSED}" if stage else GUESSED
-        if "proven" in stats:
-            stats["proven"] = 0
+        stats = remarked(doubted(stats), GUESSED)
     return replace(found, spec=spec, stats=stats)
 
 

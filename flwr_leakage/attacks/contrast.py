@@ -62,28 +62,24 @@ class Contrast:
         inputs = spec.clamp(prior.inputs(torch.randn(shape, generator=generator)))
         inputs = inputs.to(problem.like)
         targets = torch.zeros(len(inputs), dtype=torch.int64)
-        common = torch.full((len(inputs),), 1.25)
-
         sizes = [value.numel() for posed in problem.rounds for value in posed.gradient.values()]
-
-        def logits(factors: Tensor) -> Sequence[Tensor]:
-            scaled = _scaled(inputs, factors)
-            return [problem.logits(scaled)]
-
         first = next(name for name in problem.gradient if name in problem.gradient_map.trained)
 
-        def beginning(factors: Tensor) -> Sequence[Tensor]:
-            return [problem.gradient_of([first], Batch(_scaled(inputs, factors), targets))[first]]
+        def logits(scaled: Tensor) -> Sequence[Tensor]:
+            return [problem.logits(scaled)]
 
-        def gradient(factors: Tensor) -> Sequence[Tensor]:
-            return simulate_rounds(problem, Batch(_scaled(inputs, factors), targets)).split(sizes)
+        def beginning(scaled: Tensor) -> Sequence[Tensor]:
+            return [problem.gradient_of([first], Batch(scaled, targets))[first]]
+
+        def gradient(scaled: Tensor) -> Sequence[Tensor]:
+            return simulate_rounds(problem, Batch(scaled, targets)).split(sizes)
 
         with torch.no_grad():
             for seen in (logits, beginning, gradient):  # mostly, logits already show the contrast
-                own = seen(torch.ones(len(inputs)))
-                if not _are_near(seen(common), own):
+                own = seen(inputs)
+                if not _are_near(seen(1.25 * inputs), own):
                     return cls(spec)
-            each = gradient(1.25 ** torch.arange(1, len(inputs) + 1))
+            each = gradient(_scaled(inputs, 1.25 ** torch.arange(1, len(inputs) + 1)))
         return cls(spec, "each" if _are_near(each, own) else "common")
 
     @property

@@ -109,9 +109,8 @@ class Evidence:
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
-        groups = Groups([value.shape for each in gradients for value in each.values()])
         prior = None if problem.spec.is_text else ImagePrior.of(problem.spec)
-        return cls(problem, likelihood, groups, prior, tolerance)
+        return cls(problem, likelihood, Groups.of(problem), prior, tolerance)
 
     @cached_property
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
@@ -160,8 +159,7 @@ class Evidence:
 
         P counts the parameters of all rounds, which stand one after another.
         """
-        batch = Batch(_in(torch.float64, batch.inputs), _in(torch.float64, batch.targets))
-        return simulate_rounds(self.problem, batch)
+        return simulate_rounds(self.problem, _in(torch.float64, batch))
 
     def judge(self, batch: Batch) -> Judgement:
         """Return the judgement of a candidate batch, which may have any precision.
@@ -212,10 +210,7 @@ class Evidence:
         candidate's gradient in single precision, plus half a unit in the last place of the
         parameters that were sent, divided by the learning rate.
         """
-        single = simulate_rounds(
-            self.problem.to(torch.float32),
-            Batch(_in(torch.float32, batch.inputs), _in(torch.float32, batch.targets)),
-        )
+        single = simulate_rounds(self.problem.to(torch.float32), _in(torch.float32, batch))
         spread = (single.double() - self.likelihood.observed - residual).square()
         travelled = [
             FLOAT32_ROUNDING * posed.params[name].abs().reshape(-1) / posed.schedule.learning_rate
@@ -253,9 +248,10 @@ class Evidence:
         return noise > 1e-8 * float(likelihood.observed.dot(likelihood.observed))
 
 
-def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
-    """Return floating-point values in the given precision, and integers, such as ids, unchanged."""
-    return values.to(dtype) if values.is_floating_point() else values
+def _in(dtype: torch.dtype, batch: Batch) -> Batch:
+    """Return a batch in the given precision; integers, such as ids, stay unchanged."""
+    both = (batch.inputs, batch.targets)
+    return Batch(*(each.to(dtype) if each.is_floating_point() else each for each in both))
 
 
 def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:

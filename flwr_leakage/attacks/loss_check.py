@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.losses import Loss, scalar
+from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 
 
 def check_loss(
@@ -115,8 +116,10 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
         return None
     ids = torch.arange(len(logits), device=logits.device)
     rows = torch.stack([logits.detach().roll(i) for i in range(len(ids))])
-    together = _slopes(loss, rows, ids)
-    alone = torch.cat([_slopes(loss, rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))])
+    together = slope_by_autograd(loss, rows, ids)
+    alone = torch.cat(
+        [slope_by_autograd(loss, rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))]
+    )
     alone = alone.nan_to_num()  # a class of weight 0 gives 0 / 0
     size = alone.square().sum(1).clamp_min(torch.finfo(alone.dtype).tiny)
     weights = (together * alone).sum(1) / size
@@ -142,11 +145,5 @@ def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
     ids = torch.arange(num_classes)
     # With logits this far apart, probabilities are smaller than the share that smoothing adds.
     logits = 10 * torch.randn(num_classes, num_classes, generator=torch.Generator().manual_seed(0))
-    slopes = _slopes(loss, logits.double(), ids)
+    slopes = slope_by_autograd(loss, logits.double(), ids)
     return bool(((slopes < 0) <= torch.eye(num_classes, dtype=torch.bool)).all())
-
-
-def _slopes(loss: Loss, logits: Tensor, ids: Tensor) -> Tensor:
-    with torch.enable_grad():
-        leaf = logits.detach().clone().requires_grad_()
-        return torch.autograd.grad(loss(leaf, ids), leaf)[0]

@@ -208,13 +208,21 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
     stats = {**stats, PROVEN_INPUTS: len(proven), NORMALISATION: reading.claim}
     if reading.spec is spec:
         return replace(clamped, stats=stats)
-    stage = str(stats.get("stage", "")).rstrip(".")
-    stats["stage"] = f"{stage}. {reading.reason}" if stage else reading.reason
     if reading.spec is None:
-        stats["verdicts"] = tuple("not" if v == "not" else "plausible" for v in verdicts)
-        if "proven" in stats:
-            stats["proven"] = 0
-    return replace(answer, stats=stats, spec=reading.spec)
+        stats = doubted(stats)
+    return replace(answer, stats=remarked(stats, reading.reason), spec=reading.spec)
+
+
+def doubted(stats: dict[str, Any]) -> dict[str, Any]:
+    """Return the stats of a result with ``plausible`` in place of each verdict ``proven``."""
+    verdicts = tuple("not" if v == "not" else "plausible" for v in stats.get("verdicts", ()))
+    return {**stats, "verdicts": verdicts, **({"proven": 0} if "proven" in stats else {})}
+
+
+def remarked(stats: dict[str, Any], remark: str) -> dict[str, Any]:
+    """Return the stats of a result with one more sentence at the end of its stage."""
+    stage = str(stats.get("stage", "")).rstrip(".")
+    return {**stats, "stage": f"{stage}. {remark}" if stage else remark}
 
 
 def _error(inputs: Tensor, stats: dict[str, object], proven: list[int]) -> float:

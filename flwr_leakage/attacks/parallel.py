@@ -255,10 +255,8 @@ class Parallel:
         for index in broken:
             with _pool(1) as alone:
                 try:
-                    yield (
-                        index,
-                        pickle.loads(alone.submit(_work, chunks[index].to_bytes()).result()),
-                    )
+                    answer = alone.submit(_work, chunks[index].to_bytes()).result()
+                    yield index, pickle.loads(answer)
                 except BrokenProcessPool:
                     reason = "the worker process died, most likely as it ran out of memory."
                     yield index, [failure(reason) for _ in chunks[index].job.observations]

@@ -154,12 +154,9 @@ def rank_by_own_gradient(
         logs: (C, S) log r of the candidates' residuals r.
         of_null: (N, S) log r of the null records.
     """
-    count, records = (
-        len(candidates),
-        Batch(
-            torch.cat([candidates.inputs, null.inputs]),
-            torch.cat([candidates.targets, null.targets]),
-        ),
+    count = len(candidates)
+    records = Batch(
+        torch.cat([candidates.inputs, null.inputs]), torch.cat([candidates.targets, null.targets])
     )
     residuals = torch.cat([logs, of_null]).mean(1, keepdim=True)
     able = [at for at, span in enumerate(spans) if span.rows == flat.num_samples]

@@ -238,11 +238,8 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
     layers' row spaces.
     """
-
-    def share(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
-        return space.share_of(e, h) / problem.num_samples
-
-    return _by_layer(problem, spans, records, share)
+    count = problem.num_samples
+    return _by_layer(problem, spans, records, lambda space, e, h: space.share_of(e, h) / count)
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:

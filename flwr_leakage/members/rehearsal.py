@@ -404,8 +404,8 @@ def _as_released(
         sizes = torch.cat([value.abs().flatten() for value in gradient.values()])
         limit = sizes.kthvalue(len(sizes) - kept).values
         gradient = {k: torch.where(v.abs() > limit, v, 0.0) for k, v in gradient.items()}
-    if _has_one_size(observed) and not _has_one_size(gradient):
-        size = _typical_size(observed)
+    size = _only_size(observed)
+    if size is not None and _only_size(gradient) is None:
         gradient = {k: size * v.sign() for k, v in gradient.items()}
     if noise_std:
         gradient = {
@@ -415,14 +415,11 @@ def _as_released(
     return gradient
 
 
-def _has_one_size(gradient: Params) -> bool:
-    """Return whether most entries other than zero differ by less than 1 % from the typical size."""
+def _only_size(gradient: Params) -> float | None:
+    """Return the median magnitude of a gradient's entries other than zero, or ``None`` unless most
+    of them differ by less than 1 % from it.
+    """
     entries = torch.cat([value.abs().flatten() for value in gradient.values()])
     kept = entries[entries > 0]
-    return bool(((kept / _typical_size(gradient) - 1).abs() < 0.01).double().mean() > 0.5)
-
-
-def _typical_size(gradient: Params) -> float:
-    """Return the median magnitude of a gradient's entries other than zero."""
-    entries = torch.cat([value.abs().flatten() for value in gradient.values()])
-    return float(entries[entries > 0].median())
+    size = float(kept.median())
+    return size if bool(((kept / size - 1).abs() < 0.01).double().mean() > 0.5) else None

@@ -101,30 +101,30 @@ class ResNet(nn.Module):
     At 32×32 (``stem="small"``) the first convolution is 3×3 with stride 1 and no max pooling
     follows it (He et al. 2016, Section 4.2). At 224×224 (``stem="large"``) it is 7×7 with stride 2,
     before a 3×3 max pooling with stride 2 (their Section 3.3). Each stage after the first halves
-    the resolution and doubles the channels.
+    the resolution and doubles the channels. A subclass sets how many blocks each stage has, and
+    their class.
 
     Args:
         input_shape: (C, H, W) of an input.
         num_classes: the number K of classes.
-        blocks_per_stage: the number of blocks of each stage.
         width: the number of channels of the first stage, before ``width_factor``.
         width_factor: the factor of the number of channels of all stages.
         skip_connections: whether blocks add their input.
         activation: the name of the activation, such as ``relu``; see ``make_activation``.
-        block: the class of the blocks.
         stem: the first layers: ``small`` for 32×32 inputs, ``large`` for 224×224.
     """
+
+    stage_sizes: ClassVar[tuple[int, ...]]
+    block_kind: ClassVar[type[BasicBlock] | type[Bottleneck]] = Bottleneck
 
     def __init__(
         self,
         input_shape: Sequence[int],
         num_classes: int,
-        blocks_per_stage: Sequence[int],
-        width: int,
+        width: int = 64,
         width_factor: int = 1,
         skip_connections: bool = True,
         activation: str = "relu",
-        block: type[BasicBlock] | type[Bottleneck] = BasicBlock,
         stem: Stem = "small",
     ) -> None:
         super().__init__()
@@ -139,8 +139,8 @@ class ResNet(nn.Module):
         self.act1 = make_activation(activation)
         self.pool1 = nn.Identity() if stem == "small" else nn.MaxPool2d(3, 2, 1)
         blocks: list[nn.Module] = []
-        in_channels = channels
-        for stage, num_blocks in enumerate(blocks_per_stage):
+        in_channels, block = channels, self.block_kind
+        for stage, num_blocks in enumerate(self.stage_sizes):
             for index in range(num_blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
                 stage_channels = channels * 2**stage
@@ -172,6 +172,9 @@ class ResNet8(ResNet):
         activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
+    stage_sizes = (1, 1, 1)
+    block_kind = BasicBlock
+
     def __init__(
         self,
         input_shape: Sequence[int],
@@ -182,43 +185,11 @@ class ResNet8(ResNet):
         activation: str = "relu",
     ) -> None:
         super().__init__(
-            input_shape, num_classes, (1, 1, 1), width, width_factor, skip_connections, activation
+            input_shape, num_classes, width, width_factor, skip_connections, activation
         )
 
 
-class _FourStages(ResNet):
-    """A residual network of four stages; a subclass sets the number and the class of their blocks.
-
-    The arguments are those of ``ResNet``, without ``blocks_per_stage`` and ``block``.
-    """
-
-    stage_sizes: ClassVar[tuple[int, ...]]
-    block_kind: ClassVar[type[BasicBlock] | type[Bottleneck]] = Bottleneck
-
-    def __init__(
-        self,
-        input_shape: Sequence[int],
-        num_classes: int,
-        width: int = 64,
-        width_factor: int = 1,
-        skip_connections: bool = True,
-        activation: str = "relu",
-        stem: Stem = "small",
-    ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            self.stage_sizes,
-            width,
-            width_factor,
-            skip_connections,
-            activation,
-            self.block_kind,
-            stem,
-        )
-
-
-class ResNet18(_FourStages):
+class ResNet18(ResNet):
     """ResNet-18 (He et al. 2016): stages of 2, 2, 2, 2 basic blocks with 64 to 512 channels.
 
     It has 11,173,962 parameters on CIFAR-10 with the default width.
@@ -228,7 +199,7 @@ class ResNet18(_FourStages):
     block_kind = BasicBlock
 
 
-class ResNet34(_FourStages):
+class ResNet34(ResNet):
     """ResNet-34 (He et al. 2016): stages of 3, 4, 6, 3 basic blocks, with 512 channels at the end.
 
     It has 21,797,672 parameters with 1,000 classes, 224×224 inputs and the default width.
@@ -238,7 +209,7 @@ class ResNet34(_FourStages):
     block_kind = BasicBlock
 
 
-class ResNet50(_FourStages):
+class ResNet50(ResNet):
     """ResNet-50 (He et al. 2016): stages of 3, 4, 6, 3 bottlenecks, with 2,048 channels at the end.
 
     It has 25,557,032 parameters with 1,000 classes, 224×224 inputs and the default width.
@@ -247,7 +218,7 @@ class ResNet50(_FourStages):
     stage_sizes = (3, 4, 6, 3)
 
 
-class ResNet101(_FourStages):
+class ResNet101(ResNet):
     """ResNet-101 (He et al. 2016): stages of 3, 4, 23, 3 bottlenecks, 2,048 channels at the end.
 
     It has 44,549,160 parameters with 1,000 classes, 224×224 inputs and the default width.
@@ -256,7 +227,7 @@ class ResNet101(_FourStages):
     stage_sizes = (3, 4, 23, 3)
 
 
-class ResNet152(_FourStages):
+class ResNet152(ResNet):
     """ResNet-152 (He et al. 2016): stages of 3, 8, 36, 3 bottlenecks, 2,048 channels at the end.
 
     It has 60,192,808 parameters with 1,000 classes, 224×224 inputs and the default width.

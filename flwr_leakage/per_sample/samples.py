@@ -64,7 +64,7 @@ class Samples:
 
     def to(self, dtype: torch.dtype) -> "Samples":
         """Return the same samples, parameters and buffers in another dtype."""
-        params, batch = _converted(self.params, self.batch, dtype)
+        params, batch = converted(self.params, self.batch, dtype)
         return replace(self, params=params, batch=batch)
 
     def gradients(self, names: Collection[str] | None = None) -> Float[Tensor, "S P"]:
@@ -102,7 +102,7 @@ class Samples:
             return loss(z[None], y[None])
 
         if isinstance(loss, StableCrossEntropy) and loss.weight is None:
-            every = _slopes(replace(loss, reduction="sum"), logits, self.batch.targets)
+            every = slope_by_autograd(replace(loss, reduction="sum"), logits, self.batch.targets)
         elif self.gradient_map.one_by_one:  # torch.func may not support the loss
             rows = zip(logits, self.batch.targets, strict=True)
             every = torch.stack([slope_by_autograd(alone, z, y) for z, y in rows])
@@ -141,7 +141,7 @@ def separate(
         dtype: the dtype of all computations; that of the arguments by default.
     """
     if dtype is not None:
-        params, batch = _converted(params, batch, dtype)
+        params, batch = converted(params, batch, dtype)
     if gradient_map.uses_batch_statistics:
         buffers = {**buffers, **gradient_map.statistics(params, batch.inputs, buffers)}
         gradient_map = gradient_map.with_batch_norm("running")
@@ -153,17 +153,8 @@ def separate(
     return Samples(gradient_map, params, buffers, batch, weights)
 
 
-def _slopes(loss: StableCrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of a loss, a sum over the samples, by its logits; row i is that of sample
-    i.
-    """
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        (found,) = torch.autograd.grad(loss(leaf, targets), leaf)
-    return found
-
-
-def _converted(params: Params, batch: Batch, dtype: torch.dtype) -> tuple[Params, Batch]:
+def converted(params: Params, batch: Batch, dtype: torch.dtype) -> tuple[Params, Batch]:
+    """Return the parameters and the batch in another dtype; class indices stay integers."""
     soft = batch.targets.is_floating_point()
     targets = batch.targets.to(dtype) if soft else batch.targets
     converted = {name: value.to(dtype) for name, value in params.items()}

@@ -1,7 +1,8 @@
 """Check a model's second derivative J by finite differences of its gradient."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
@@ -152,7 +153,7 @@ def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> fl
             return 0.0
     settled = [
         float(row_norms(first - product) / torch.maximum(row_norms(first), row_norms(product)))
-        for first, second in _pairs(seen)
+        for first, second in combinations(seen, 2)
         if 10 * float(row_norms(first - second)) <= float(row_norms(first - product))
     ]
     return min(settled, default=torch.inf)
@@ -162,9 +163,3 @@ def _difference(sample: Samples, shift: Tensor) -> Tensor:
     """Return the difference g(x + shift) − g(x − shift) of a sample's gradient g."""
     ahead = sample.with_inputs(sample.inputs + shift).gradients()
     return ahead - sample.with_inputs(sample.inputs - shift).gradients()
-
-
-def _pairs(entries: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    for index, first in enumerate(entries):
-        for second in entries[index + 1 :]:
-            yield first, second

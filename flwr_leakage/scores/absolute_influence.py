@@ -7,8 +7,7 @@ import torch
 
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
-from flwr_leakage.records import State
-from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.base import Column, SampleScore, damped_norms, nothing_hidden
 from flwr_leakage.spectral import solve_damped
 
 
@@ -42,37 +41,17 @@ class AbsoluteInfluence(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return a column ``absolute_influence_rmse_…`` for each damping."""
-        count, unit = len(problem), "model input"
         names = [f"absolute_influence_rmse_{damping:.0e}" for damping in self.dampings]
         if bool(problem.undefended.all()):
-            zeros, notes = torch.zeros(count, dtype=torch.float64), [UNDEFENDED] * count
-            exact: list[State] = ["exact"] * count
-            return [
-                Column(name, zeros, unit, "larger is safer", notes, zeros, exact) for name in names
-            ]
-        # Relative to a λmax of 1, the dampings are absolute.
-        solved = solve_damped(
-            problem.operator,
-            problem.deltas,
-            tuple(self.dampings),
-            self.tolerance,
-            self.max_steps,
-            largest=torch.ones(count, dtype=torch.float64),
-        )
-        columns = []
-        root = problem.operator.num_inputs**0.5
-        for index, name in enumerate(names):
-            done, norms = solved.converged[:, index], solved.norms[:, index] / root
-            least = (solved.lower_bounds[:, index] / root).tolist()
-            missed = [
-                "" if sure else f"unresolved: at least {value:.3g} after {self.max_steps} steps"
-                for sure, value in zip(done.tolist(), least, strict=True)
-            ]
-            notes = first_notes(notes_where(problem.undefended, UNDEFENDED), missed)
-            states: list[State] = [
-                "within tolerance" if sure else "lower bound" for sure in done.tolist()
-            ]
-            values = torch.where(done, norms, torch.nan)
-            bars = values * self.tolerance
-            columns.append(Column(name, values, unit, "larger is safer", notes, bars, states))
-        return columns
+            found = [nothing_hidden(problem)] * len(names)
+        else:
+            # Relative to a λmax of 1, the dampings are absolute.
+            ones = torch.ones(len(problem), dtype=torch.float64)
+            limits = (self.tolerance, self.max_steps)
+            dampings = tuple(self.dampings)
+            solved = solve_damped(problem.operator, problem.deltas, dampings, *limits, ones)
+            found = [damped_norms(problem, solved, i, *limits) for i in range(len(names))]
+        return [
+            numbers.column(name, "model input", "larger is safer")
+            for name, numbers in zip(names, found, strict=True)
+        ]

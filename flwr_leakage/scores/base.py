@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,10 +15,13 @@ from flwr_leakage.per_sample import ClientSamples, Point, Precision, SampleProbl
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import NUMBERS, Direction, Measurement, State
-from flwr_leakage.spectral import CONFIDENCE, Estimate, sampling_error
+from flwr_leakage.spectral import CONFIDENCE, DampedSolution, Estimate, sampling_error
 
 UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sample exactly"
 FLAT = "J = 0: there is nothing to invert"
+
+BLANKS = {"values": None, "errors": None, "states": "unresolved"}
+"""The entries of a measurement for a sample that was left out."""
 
 
 @runtime_checkable
@@ -44,8 +47,9 @@ class Column:
         direction: the meaning of a larger value.
         notes: a text for each sample on its value, or on why there is none; or no texts at all.
         errors: (S,) half the width of each error bar, in ``unit``, NaN where unknown; or ``None``.
-        states: a state for each sample, or no states at all; see ``Measurement``. A sample without
-            a number becomes ``unresolved`` unless its state is a bound.
+        states: a state for each sample, one for all samples with a number, or no states at all; see
+            ``Measurement``. A sample without a number becomes ``unresolved`` unless a bound is its
+            own state.
     """
 
     name: str
@@ -54,7 +58,14 @@ class Column:
     direction: Direction
     notes: Sequence[str] = ()
     errors: Float[Tensor, " S"] | None = None
-    states: Sequence[State] = ()
+    states: State | Sequence[State] = ()
+
+    @property
+    def own_states(self) -> Sequence[State]:
+        """Return the state of each sample, or none if nothing is stated."""
+        if isinstance(self.states, str):
+            return states_of(self.values, self.states)
+        return self.states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,28 +119,27 @@ class SampleScore(ABC):
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
         extra = self.extra_bytes(num_inputs, num_parameters)
+        places = {index: place for place, index in enumerate(client.exposure.indices)}
         windows = []
-        places: list[int] = []
         for problem in client.problems(self.point, self.precision, self.memory_bytes, extra):
             columns = self.measure(problem, problem.generators(seed))
-            windows.append([_measured(column, problem) for column in columns])
-            places += problem.indices
+            own = [places[index] for index in problem.indices]
+            windows.append([(own, measured(column, problem.notes)) for column in columns])
         products = client.meter.products - before
-        order = [places.index(index) for index in client.exposure.indices]
-        joined = [_join(parts, order) for parts in zip(*windows, strict=True)]
-        return [replace(m, products=0 if i else products) for i, m in enumerate(joined)]
+        merged = [merge(groups, {}, len(client)) for groups in zip(*windows, strict=True)]
+        return [replace(m, products=0 if i else products) for i, m in enumerate(merged)]
 
 
-def _measured(column: Column, problem: SampleProblem) -> Measurement:
+def measured(column: Column, against: Sequence[str]) -> Measurement:
     """Return a column as a measurement, with a reason in place of each number that is not finite or
-    whose sample the problem has a note against.
+    whose sample has a note ``against`` it; such a note is empty for all other samples.
 
     Raises:
         ValueError: the column's entries are not one for each sample.
     """
-    count = len(problem)
+    count = len(against)
     bars = column.values.new_full((count,), math.nan) if column.errors is None else column.errors
-    given = (column.values.shape, bars.shape, len(column.notes), len(column.states))
+    given = (column.values.shape, bars.shape, len(column.notes), len(column.own_states))
     if given[:2] != ((count,), (count,)) or not {*given[2:]} <= {0, count}:
         raise ValueError(
             f"values, errors, notes and states of {column.name} must have one entry for each of "
@@ -141,7 +151,7 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
     for value, error, unsound, note in zip(
         column.values.tolist(),
         bars.tolist(),
-        problem.notes,
+        against,
         column.notes or [""] * count,
         strict=True,
     ):
@@ -152,39 +162,50 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
         notes.append(unsound or note or ("" if number else f"no number: {value}"))
     states = [
         "unresolved" if unsound or (value is None and state in NUMBERS) else state
-        for value, unsound, state in zip(values, problem.notes, column.states, strict=False)
+        for value, unsound, state in zip(values, against, column.own_states, strict=False)
     ]
     return Measurement(
         column.name,
         tuple(values),
         column.unit,
         column.direction,
-        tuple(notes),
+        tuple(notes) if any(notes) else (),
         errors=() if column.errors is None else tuple(errors),
         states=tuple(states),
     )
 
 
-def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
-    """Return one quantity's measurement of all samples, joined from ``parts``, those of groups of
-    samples. ``order`` holds, for each sample of the result, its place in the joined parts.
+def merge(
+    groups: Sequence[tuple[Sequence[int], Measurement]], left_out: Mapping[int, str], count: int
+) -> Measurement:
+    """Return one quantity's measurement of all ``count`` samples, merged from groups: sample
+    indices and measurement. ``left_out`` has the reason, by index, for each sample that was not
+    scored.
+
+    Raises:
+        ValueError: the measurements are of different quantities.
     """
-    names = {part.name for part in parts}
+    names = {found.name for _, found in groups}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
 
-    def joined(name: str) -> tuple[Any, ...]:
-        entries = [entry for part in parts for entry in getattr(part, name)]
-        return tuple(entries[place] for place in order) if entries else ()
+    def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
+        for places, found in groups:
+            for place, value in zip(places, getattr(found, name), strict=False):
+                blanks[place] = value
+        return tuple(blanks)
 
-    notes = joined("notes")
-    return replace(
-        parts[0],
-        values=joined("values"),
-        notes=notes if any(notes) else (),
-        errors=joined("errors"),
-        states=joined("states"),
-    )
+    scored = {place for places, _ in groups for place in places}
+    reasons = ["" if place in scored else left_out[place] for place in range(count)]
+    notes = column("notes", reasons)
+    merged: dict[str, Any] = {"notes": notes if any(notes) else ()}
+    for name, blank in BLANKS.items():
+        if any(getattr(found, name, ()) for _, found in groups):
+            merged[name] = column(name, [blank] * count)
+    products = sum(found.products for _, found in groups)
+    # A group in which the score failed has no unit.
+    model = next((found for _, found in groups if found.unit), groups[0][1])
+    return replace(model, products=products, **merged)
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
@@ -240,6 +261,36 @@ class Numbers(NamedTuple):
     notes: list[str]
     errors: Float[Tensor, " S"]
     states: list[State]
+
+    def column(self, name: str, unit: str, direction: Direction) -> Column:
+        """Return the estimate as the column of a quantity of this name, unit and direction."""
+        return Column(name, self.values, unit, direction, self.notes, self.errors, self.states)
+
+
+def nothing_hidden(problem: SampleProblem) -> Numbers:
+    """Return the error that a perturbation δ = 0 causes for each sample: exactly zero."""
+    zeros = torch.zeros(len(problem), dtype=torch.float64)
+    return Numbers(zeros, [UNDEFENDED] * len(problem), zeros, states_of(zeros, "exact"))
+
+
+def damped_norms(
+    problem: SampleProblem, solved: DampedSolution, place: int, tolerance: float, max_steps: int
+) -> Numbers:
+    """Return ‖x‖/√N of the solutions x (N,) for the damping at one place, as an influence of δ.
+
+    A norm that did not converge becomes NaN, and its note tells the least that it is.
+    """
+    root = problem.operator.num_inputs**0.5
+    done, norms = solved.converged[:, place], solved.norms[:, place] / root
+    least = (solved.lower_bounds[:, place] / root).tolist()
+    missed = [
+        "" if sure else f"unresolved: at least {value:.3g} after {max_steps} steps"
+        for sure, value in zip(done.tolist(), least, strict=True)
+    ]
+    notes = first_notes(notes_where(problem.undefended, UNDEFENDED), missed)
+    states: list[State] = ["within tolerance" if sure else "lower bound" for sure in done.tolist()]
+    values = torch.where(done, norms, torch.nan)
+    return Numbers(values, notes, values * tolerance, states)
 
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:

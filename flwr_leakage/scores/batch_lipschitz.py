@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.params import ravel
 from flwr_leakage.per_sample import ClientSamples
+from flwr_leakage.per_sample.samples import converted
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch, Measurement, State
+from flwr_leakage.records import Batch, Measurement
+from flwr_leakage.scores.base import Column, measured
 from flwr_leakage.scores.lipschitz import lipschitz_constants
 
 OF_THE_BATCH = "of the whole batch, the same for each of its samples"
@@ -37,39 +40,27 @@ class BatchLipschitz:
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
         """Return the measurements ``batch_lipschitz`` and ``batch_angular_lipschitz``."""
         exposure = client.exposure.whole
-        batch = exposure.defended
-        soft = batch.targets.is_floating_point()
-        targets = batch.targets.double() if soft else batch.targets
-        params = {name: value.double() for name, value in exposure.params.items()}
+        params, batch = converted(exposure.params, exposure.defended, torch.float64)
 
         def oracle(flat: Tensor) -> Tensor:
             inputs = flat.reshape(batch.inputs.shape)
-            found = client.gradient_map(params, Batch(inputs, targets), exposure.buffers)
+            found = client.gradient_map(params, Batch(inputs, batch.targets), exposure.buffers)
             return ravel(found)[None]
 
         constants = lipschitz_constants(
             oracle,
-            batch.inputs.double().reshape(1, -1),
+            batch.inputs.reshape(1, -1),
             make_generator(seed, purpose="batch lipschitz"),
             self.noise_std,
             self.num_draws,
         )
         names = ("batch_lipschitz", "batch_angular_lipschitz")
-        return [
-            _repeated(name, float(value), len(client))
-            for name, value in zip(names, constants, strict=True)
-        ]
+        return [_repeated(*each, len(client)) for each in zip(names, constants, strict=True)]
 
 
-def _repeated(name: str, value: float, count: int) -> Measurement:
-    known = bool(torch.tensor(value).isfinite())
-    state: State = "lower bound" if known else "unresolved"
+def _repeated(name: str, value: Float[Tensor, " 1"], count: int) -> Measurement:
+    known = bool(value.isfinite())
     note = OF_THE_BATCH if known else "no direction: the batch or its gradient is zero"
-    return Measurement(
-        name,
-        (value if known else None,) * count,
-        "1",
-        "larger is safer",
-        (note,) * count,
-        states=(state,) * count,
-    )
+    values, notes = value.expand(count), [note] * count
+    column = Column(name, values, "1", "larger is safer", notes, None, "lower bound")
+    return measured(column, [""] * count)

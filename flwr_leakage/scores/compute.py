@@ -8,7 +8,7 @@ from flwr_leakage.operators import Budget, BudgetExhausted, Meter
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import derive_seed
 from flwr_leakage.records import Exposure, Measurement, State
-from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.base import Score, merge
 from flwr_leakage.scores.result import ScoreResult, Scores
 
 
@@ -50,9 +50,10 @@ def compute_scores(
     found = score_client(scores, client, seed)
     doubts = (*warnings, *client.doubts)
     results = {}
+    left_out = dict.fromkeys(range(count), "not selected for scoring in this round")
     for name, result in found.items():
         told = doubts if any(measured.products for measured in result) else warnings
-        spread = tuple(warned(_spread(measured, chosen, count), told) for measured in result)
+        spread = tuple(warned(merge([(chosen, m)], left_out, count), told) for m in result)
         results[name] = replace(result, measurements=spread)
     return Scores(results, (*doubts, *client.notes))
 
@@ -109,27 +110,3 @@ def _compute(name: str, score: Score, client: ClientSamples, seed: int) -> Score
         failed = Measurement(name, none, "", "", notes, products, states=tuple(states))
         return ScoreResult((failed,), reason)
     return ScoreResult(tuple(found))
-
-
-def _spread(measured: Measurement, chosen: tuple[int, ...], count: int) -> Measurement:
-    """Return the measurement of the samples with the ``chosen`` indices, extended to all ``count``
-    samples, of which the others get no number.
-    """
-    if len(chosen) == count:
-        return measured
-    values: list[float | None] = [None] * count
-    notes = ["not selected for scoring in this round"] * count
-    errors: list[float | None] = [None] * count
-    states: list[State] = ["unresolved"] * count
-    for place, index in enumerate(chosen):
-        values[index] = measured.values[place]
-        notes[index] = measured.notes[place] if measured.notes else ""
-        errors[index] = measured.errors[place] if measured.errors else None
-        states[index] = measured.states[place] if measured.states else "unresolved"
-    return replace(
-        measured,
-        values=tuple(values),
-        notes=tuple(notes),
-        errors=tuple(errors) if measured.errors else (),
-        states=tuple(states) if measured.states else (),
-    )

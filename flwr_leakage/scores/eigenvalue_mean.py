@@ -11,8 +11,10 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
+from flwr_leakage.operators import LinearOperator
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, sign_rows
+from flwr_leakage.scores.base import SampleScore
 from flwr_leakage.spectral import Lanczos
 from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
@@ -48,6 +50,23 @@ def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_byt
     """
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
+
+
+class DenseScore(SampleScore):
+    """A base class of scores that form a sample's dense Jacobian if it is small enough."""
+
+    max_dense_inputs: int
+
+    def is_dense(self, operator: LinearOperator) -> bool:
+        """Return whether the Jacobian of each sample, given by its products, is to be formed."""
+        size = (operator.num_inputs, operator.num_outputs)
+        return fits(*size, self.max_dense_inputs, self.memory_bytes)
+
+    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
+        """Return the bytes of one sample's dense Jacobian if it is to be formed, else 0."""
+        if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
+            return 0
+        return dense_bytes(num_inputs, num_parameters, torch.float64)
 
 
 def eigenvalue_mean(

@@ -3,14 +3,20 @@
 from dataclasses import dataclass, field
 
 import torch
-from scipy.special import stdtrit
-from torch import Tensor
 
 from flwr_leakage.bounds import fisher_leakage
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws, sign_rows
-from flwr_leakage.records import Direction, State
-from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
+from flwr_leakage.scores.base import (
+    FLAT,
+    Column,
+    Numbers,
+    SampleScore,
+    first_notes,
+    mean_with_error,
+    notes_where,
+    states_of,
+)
 from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 
 
@@ -59,60 +65,31 @@ class FisherLeakage(SampleScore):
         for _ in range(self.num_probes):
             signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
             squares.append((problem.operator.matvec(signs).double() ** 2).sum(1))
-        stacked = torch.stack(squares)
-        trace = stacked.mean(0)
-        width = float(stdtrit(self.num_probes - 1, 0.995)) / self.num_probes**0.5
-        relative = width * stacked.std(0) / trace.clamp_min(1e-300) / 2
+        trace, width = mean_with_error(torch.stack(squares))
+        relative = width / trace.clamp_min(1e-300) / 2
         notes = first_notes(silent, notes_where(trace == 0, FLAT))
         bare = torch.tensor([bool(note) for note in notes])
         noise = torch.where(bare, torch.nan, level)
         leakage = fisher_leakage(trace, noise, problem.operator.num_inputs)
         top = found.value.double().clamp_min(0).sqrt() / noise
-        sure: list[State] = ["within tolerance"] * len(problem)
-        below: list[State] = ["lower bound"] * len(problem)
-        done = found.converged.tolist()
         largest = [
-            right if ok else least for right, least, ok in zip(sure, below, done, strict=True)
+            right if ok else least
+            for right, least, ok in zip(
+                states_of(top, "within tolerance"),
+                states_of(top, "lower bound"),
+                found.converged.tolist(),
+                strict=True,
+            )
         ]
         missed = notes_where(~found.converged, "λmax did not converge: at least this")
-        unit, bar = "1 per model input", leakage * relative
-        inverse = 1 / leakage
+        inverse, unit = 1 / leakage, "1 per model input"
+        bars = top * (found.residual / 2 + problem.rounding)
+        sure, below = states_of(leakage, "within tolerance"), states_of(inverse, "lower bound")
+        own = Numbers(leakage, notes, leakage * relative, sure)
+        bound = Numbers(inverse, notes, inverse * relative, below)
+        loss = Numbers(top, first_notes(notes, missed), bars, largest)
         return [
-            _column("fisher_leakage", leakage, unit, "larger leaks more", notes, bar, sure),
-            _column(
-                "fisher_leakage_bound_rmse",
-                inverse,
-                "model input",
-                "larger is safer",
-                notes,
-                inverse * relative,
-                below,
-            ),
-            _column(
-                "fisher_information_loss",
-                top,
-                unit,
-                "larger leaks more",
-                first_notes(notes, missed),
-                top * (found.residual / 2 + problem.rounding),
-                largest,
-            ),
+            own.column("fisher_leakage", unit, "larger leaks more"),
+            bound.column("fisher_leakage_bound_rmse", "model input", "larger is safer"),
+            loss.column("fisher_information_loss", unit, "larger leaks more"),
         ]
-
-
-def _column(
-    name: str,
-    values: Tensor,
-    unit: str,
-    direction: Direction,
-    notes: list[str],
-    errors: Tensor,
-    states: list[State],
-) -> Column:
-    """Return a column in which a value that is not finite has the state ``unresolved``, and the
-    others their entry of ``states``, which says how a value may be read. ``notes`` are remarks and
-    ``errors`` half the widths of error bars, each by sample.
-    """
-    known = values.isfinite().tolist()
-    told: list[State] = [s if ok else "unresolved" for s, ok in zip(states, known, strict=True)]
-    return Column(name, values, unit, direction, notes, errors, told)

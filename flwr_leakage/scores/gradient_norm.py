@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
-from flwr_leakage.scores.base import Column, SampleScore, states_of
+from flwr_leakage.scores.base import Column, SampleScore
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,4 @@ class GradientNorm(SampleScore):
         """Return ``gradient_norm``."""
         norms = row_norms(problem.gradients).double()
         errors = norms * problem.rounding
-        states = states_of(norms, "exact")
-        name = "gradient_norm"
-        return [Column(name, norms, "1", "larger leaks more", (), errors, states)]
+        return [Column("gradient_norm", norms, "1", "larger leaks more", (), errors, "exact")]

@@ -11,7 +11,6 @@ from torch import Tensor
 from flwr_leakage.operators import LinearOperator, row_norms
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.records import State
 from flwr_leakage.scores.base import Column, SampleScore
 from flwr_leakage.scores.layer_shares import layer_slices
 
@@ -69,19 +68,12 @@ class GradientSensitivity(SampleScore):
             noise = normal_rows(problem.inputs.shape, draws).to(problem.inputs)
             found.append(sensitivity_along(problem.operator, noise, slices))
         quantile = float(stdtrit(self.num_draws - 1, 0.995))
-        states: list[State] = ["within tolerance"] * len(problem)
         columns = []
         for layer in slices:
             values = torch.stack([lengths[layer] for lengths in found])
+            name, mean = f"gradient_sensitivity{layer}", values.mean(0)
+            bars = quantile * values.std(0) / self.num_draws**0.5
             columns.append(
-                Column(
-                    f"gradient_sensitivity{layer}",
-                    values.mean(0),
-                    "1",
-                    "larger leaks more",
-                    (),
-                    quantile * values.std(0) / self.num_draws**0.5,
-                    states,
-                )
+                Column(name, mean, "1", "larger leaks more", (), bars, "within tolerance")
             )
         return columns

@@ -13,7 +13,6 @@ from flwr_leakage.scores.base import (
     SampleScore,
     first_notes,
     notes_where,
-    states_of,
 )
 from flwr_leakage.spectral import least_squares_growth
 
@@ -69,13 +68,12 @@ class InfluenceKrylovBound(SampleScore):
         name, unit = "influence_krylov_bound_rmse", "model input"
         # A few steps see the large singular values only, which rounding moves least.
         errors = ROUNDING_FACTOR * problem.rounding * bound
-        states = states_of(bound, "lower bound")
         if hidden:
-            return [Column(name, bound, unit, "larger is safer", reasons, errors, states)]
+            return [Column(name, bound, unit, "larger is safer", reasons, errors, "lower bound")]
         recovered = first_notes(reasons, [UNDEFENDED] * len(problem))
         probe, probe_unit = "unit_noise_influence_bound_rmse", "model input per unit of noise"
-        zeros, exact = 0 * bound, states_of(bound, "exact")
+        zeros = 0 * bound
         return [
-            Column(name, zeros, unit, "larger is safer", recovered, zeros, exact),
-            Column(probe, bound, probe_unit, "larger is safer", reasons, errors, states),
+            Column(name, zeros, unit, "larger is safer", recovered, zeros, "exact"),
+            Column(probe, bound, probe_unit, "larger is safer", reasons, errors, "lower bound"),
         ]

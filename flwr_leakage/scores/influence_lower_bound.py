@@ -15,7 +15,6 @@ from flwr_leakage.scores.base import (
     first_notes,
     notes_where,
     numbers_of,
-    states_of,
 )
 
 
@@ -52,24 +51,9 @@ class InfluenceLowerBound(SampleScore):
         reach = estimate.value.sqrt() * row_norms(problem.deltas).double()
         slips = problem.rounding * reach
         errors = slips / (top + widths) + bound * 2 * estimate.residual
+        name = "influence_lower_bound"
         notes = first_notes(unresolved, notes_where(top == 0, FLAT), unhidden)
         return [
-            Column(
-                "influence_nominal",
-                nominal,
-                "1",
-                "larger is safer",
-                unhidden,
-                slips,
-                states_of(nominal, "exact"),
-            ),
-            Column(
-                "influence_lower_bound",
-                bound,
-                "model input",
-                "larger is safer",
-                notes,
-                errors,
-                states_of(bound, "lower bound"),
-            ),
+            Column("influence_nominal", nominal, "1", "larger is safer", unhidden, slips, "exact"),
+            Column(name, bound, "model input", "larger is safer", notes, errors, "lower bound"),
         ]

@@ -10,6 +10,7 @@ from torch.func import grad, vjp, vmap
 from flwr_leakage.per_sample import ClientSamples, Point, Samples
 from flwr_leakage.per_sample.client import NOT_FINITE, NOT_USED
 from flwr_leakage.records import Measurement
+from flwr_leakage.scores.base import Column, first_notes, measured, notes_where
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,9 @@ class InputGradientNorm:
         samples = client.samples(self.point)
         windows = torch.arange(len(samples)).split(self.batch_size)
         norms = torch.cat([input_gradients(samples[window]).norm(dim=1) for window in windows])
-        notes = [
-            "" if bool(finite) and used else NOT_FINITE if used else NOT_USED
-            for finite, used in zip(norms.isfinite(), samples.weights > 0, strict=True)
-        ]
-        values = tuple(
-            None if note else value for note, value in zip(notes, norms.tolist(), strict=True)
-        )
-        shown = tuple(notes) if any(notes) else ()
-        return [Measurement("input_gradient_norm", values, "1", "larger leaks more", shown)]
+        unused, lost = samples.weights <= 0, ~norms.isfinite()
+        against = first_notes(notes_where(unused, NOT_USED), notes_where(lost, NOT_FINITE))
+        return [measured(Column("input_gradient_norm", norms, "1", "larger leaks more"), against)]
 
 
 def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:

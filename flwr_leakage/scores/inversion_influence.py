@@ -19,8 +19,8 @@ from flwr_leakage.scores.base import (
     SampleScore,
     first_notes,
     notes_where,
+    nothing_hidden,
     root_error,
-    states_of,
 )
 from flwr_leakage.spectral import dense_spectrum, solve_damped, spectral_sum
 from flwr_leakage.spectral.dense import dense_bytes
@@ -101,30 +101,17 @@ class InversionInfluence(SampleScore):
         spectrum = None
         if wanted and problem.operator.num_inputs <= self.max_dense_inputs:
             spectrum = dense_spectrum(problem.operator)
-        influences = self._zeros(problem) if undefended else self._influences(problem)
+        zeros = [nothing_hidden(problem)] * len(self.relative_dampings)
+        influences = zeros if undefended else self._influences(problem)
         for damping, found in zip(self.relative_dampings, influences, strict=True):
-            label, unit, root = f"{damping:.0e}", "model input", problem.inputs.shape[1] ** 0.5
-            for name, scale in (("", 1.0), ("rmse_", root)):
-                columns.append(
-                    Column(
-                        f"inversion_influence_{name}{label}",
-                        found.values / scale,
-                        unit,
-                        "larger is safer",
-                        found.notes,
-                        found.errors / scale,
-                        found.states,
-                    )
-                )
+            label, root = f"{damping:.0e}", problem.inputs.shape[1] ** 0.5
+            for kind, scale in (("", 1.0), ("rmse_", root)):
+                scaled = found._replace(values=found.values / scale, errors=found.errors / scale)
+                name = f"inversion_influence_{kind}{label}"
+                columns.append(scaled.column(name, "model input", "larger is safer"))
             if wanted:
                 columns.append(self._expected(problem, spectrum, damping, label, draws))
         return columns
-
-    def _zeros(self, problem: SampleProblem) -> list[Numbers]:
-        zeros = torch.zeros(len(problem), dtype=torch.float64)
-        notes = notes_where(problem.undefended, UNDEFENDED)
-        found = Numbers(zeros, notes, zeros, states_of(zeros, "exact"))
-        return [found] * len(self.relative_dampings)
 
     def _influences(self, problem: SampleProblem) -> list[Numbers]:
         """Return for each damping ε the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, with
@@ -201,7 +188,7 @@ class InversionInfluence(SampleScore):
             "larger is safer",
             first_notes(notes_where(top == 0, FLAT), notes),
             root_error(mean, width / problem.operator.num_inputs),
-            states_of(mean, cast(State, state)),
+            cast(State, state),
         )
 
 

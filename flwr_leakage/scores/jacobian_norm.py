@@ -12,7 +12,6 @@ from flwr_leakage.scores.base import (
     mean_of_squares,
     numbers_of,
     root_error,
-    states_of,
 )
 from flwr_leakage.spectral.estimate import orthogonalize
 
@@ -57,17 +56,9 @@ class JacobianNorm(SampleScore):
         frobenius, errors = total.sqrt(), root_error(total, widths)
         relative = errors / frobenius.clamp_min(1e-300)
         remarks = [f"error bar of {e:.0%}" if e > 0.1 else "" for e in relative.tolist()]
-        name, states = "jacobian_frobenius_norm", states_of(frobenius, "within tolerance")
-        root = root_error(top.values, top.errors)
+        name = "jacobian_frobenius_norm"
+        root = top._replace(values=top.values.sqrt(), errors=root_error(top.values, top.errors))
         return [
-            Column(
-                "jacobian_norm",
-                top.values.sqrt(),
-                "1",
-                "larger leaks more",
-                top.notes,
-                root,
-                top.states,
-            ),
-            Column(name, frobenius, "1", "larger leaks more", remarks, errors, states),
+            root.column("jacobian_norm", "1", "larger leaks more"),
+            Column(name, frobenius, "1", "larger leaks more", remarks, errors, "within tolerance"),
         ]

@@ -9,8 +9,9 @@ from torch import Tensor
 from flwr_leakage.operators import UpdateJacobian
 from flwr_leakage.per_sample import ClientSamples, Point, update_perturbation
 from flwr_leakage.per_sample.client import DEFAULT_MEMORY_BYTES, NOT_USED
-from flwr_leakage.records import Batch, Measurement, State
-from flwr_leakage.scores.base import UNDEFENDED
+from flwr_leakage.per_sample.samples import converted
+from flwr_leakage.records import Measurement, State
+from flwr_leakage.scores.base import UNDEFENDED, Column, measured, notes_where
 from flwr_leakage.scores.eigenvalue_mean import fits
 from flwr_leakage.spectral import solve_damped
 from flwr_leakage.spectral.least_squares import solve_dense
@@ -68,11 +69,12 @@ class JointInfluence:
         note = joint.note if bool(delta.any()) else UNDEFENDED
         state: State = joint.state if bool(delta.any()) else "exact"
         squares = joint.solution.square()
-        found = [_measurement("joint_influence_rmse", squares, client, joint, state, note)]
+        name, unit = "joint_influence_rmse", "model input"
+        found = [_measurement(name, unit, squares, client, joint, state, note)]
         if joint.variances is not None:
-            name = "joint_unit_noise_rmse"
-            bound = _measurement(name, joint.variances, client, joint, "lower bound", "")
-            found.append(replace(bound, unit="model input per unit of noise"))
+            name, unit = "joint_unit_noise_rmse", "model input per unit of noise"
+            squares = joint.variances
+            found.append(_measurement(name, unit, squares, client, joint, "lower bound", ""))
         return [replace(found[0], products=client.meter.products - before), *found[1:]]
 
     def _solve(self, operator: UpdateJacobian, delta: Float[Tensor, "1 P"]) -> "_Joint":
@@ -118,9 +120,7 @@ class _Joint:
 def _operator(client: ClientSamples, point: Point) -> UpdateJacobian:
     exposure = client.exposure.whole
     shown = exposure.defended if point == "defended" else exposure.private
-    soft = shown.targets.is_floating_point()
-    batch = Batch(shown.inputs.double(), shown.targets.double() if soft else shown.targets)
-    params = {name: value.double() for name, value in exposure.params.items()}
+    params, batch = converted(exposure.params, shown, torch.float64)
     schedule = exposure.raw.schedule
     used = schedule.num_samples_used(exposure.raw.num_examples)
     if len(batch) < used:
@@ -136,6 +136,7 @@ def _operator(client: ClientSamples, point: Point) -> UpdateJacobian:
 
 def _measurement(
     name: str,
+    unit: str,
     squares: Float[Tensor, " n"],
     client: ClientSamples,
     joint: _Joint,
@@ -148,23 +149,6 @@ def _measurement(
     exposure = client.exposure
     count = len(exposure.whole.private)
     own = squares.reshape(count, -1).mean(1).sqrt()[list(exposure.indices)]
-    used = (exposure.sample_weights() > 0).tolist()
-    known = torch.isfinite(own).tolist()
-    values, errors, notes, states = [], [], [], []
-    for value, there, sound in zip(own.tolist(), used, known, strict=True):
-        good = there and sound
-        values.append(value if good else None)
-        errors.append(value * joint.error if good else None)
-        notes.append(note if good else "no number: the solution is not finite")
-        if not there:
-            notes[-1] = NOT_USED
-        states.append(state if good else "unresolved")
-    return Measurement(
-        name,
-        tuple(values),
-        "model input",
-        "larger is safer",
-        tuple(notes) if any(notes) else (),
-        errors=tuple(errors),
-        states=tuple(states),
-    )
+    notes = [note if known else "no number: the solution is not finite" for known in own.isfinite()]
+    column = Column(name, own, unit, "larger is safer", notes, own * joint.error, state)
+    return measured(column, notes_where(exposure.sample_weights() <= 0, NOT_USED))

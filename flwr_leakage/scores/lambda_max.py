@@ -29,5 +29,5 @@ class LambdaMax(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return ``lambda_max``."""
         found = problem.largest(self.tolerance, self.max_steps)
-        values, notes, errors, states = numbers_of(found.estimate, "at least")
-        return [Column("lambda_max", values, "1", "larger is safer", notes, errors, states)]
+        numbers = numbers_of(found.estimate, "at least")
+        return [numbers.column("lambda_max", "1", "larger is safer")]

@@ -17,6 +17,7 @@ from flwr_leakage.scores.base import (
     first_notes,
     notes_where,
     numbers_of,
+    states_of,
 )
 from flwr_leakage.spectral import choose_smallest_eigenvalue, largest_eigenvalue, route_bytes
 
@@ -73,11 +74,10 @@ class LAVP(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return a column for each of the chosen ``quantities``."""
         known: dict[str, Numbers] = {}
-        columns = []
-        for name in self.quantities:
-            values, notes, errors, states = self._find(name, problem, known)
-            columns.append(Column(name, values, "1", "larger is safer", notes, errors, states))
-        return columns
+        return [
+            self._find(name, problem, known).column(name, "1", "larger is safer")
+            for name in self.quantities
+        ]
 
     def _find(self, name: str, problem: SampleProblem, known: dict[str, Numbers]) -> Numbers:
         if name not in known:
@@ -127,10 +127,8 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
     """Return √(ab) of two quantities a and b for each sample, NaN where either has no number."""
     values = (left.values * right.values).sqrt()
     relative = left.errors / left.values + right.errors / right.values
-    states: list[State] = [
-        "within tolerance" if known else "unresolved" for known in values.isfinite().tolist()
-    ]
-    return Numbers(values, first_notes(left.notes, right.notes), values * relative / 2, states)
+    notes, states = first_notes(left.notes, right.notes), states_of(values, "within tolerance")
+    return Numbers(values, notes, values * relative / 2, states)
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:

@@ -12,7 +12,6 @@ from flwr_leakage.scores.base import (
     SampleScore,
     mean_with_error,
     notes_where,
-    states_of,
 )
 
 
@@ -75,13 +74,7 @@ class LayerShares(SampleScore):
         flat = notes_where(along.sum(0) == 0, "J = 0: no layer tells about the input")
         return [
             Column(
-                f"{kind}/{layer}",
-                value,
-                "1",
-                "larger leaks more",
-                flat,
-                error,
-                states_of(value, "within tolerance"),
+                f"{kind}/{layer}", value, "1", "larger leaks more", flat, error, "within tolerance"
             )
             for kind, values, errors in (
                 ("layer_share", shares, bars),

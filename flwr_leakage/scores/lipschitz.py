@@ -10,7 +10,7 @@ from torch import Tensor
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.scores.base import Column, SampleScore, notes_where, states_of
+from flwr_leakage.scores.base import Column, SampleScore, notes_where
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
@@ -96,23 +96,10 @@ class Lipschitz(SampleScore):
         # A difference of unit vectors, whose square counts, is off by twice the rounding.
         turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
         unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)
+        bars = angular * unsure
         return [
+            Column("lipschitz", plain, "1", "larger is safer", (), slips, "lower bound"),
             Column(
-                "lipschitz",
-                plain,
-                "1",
-                "larger is safer",
-                (),
-                slips,
-                states_of(plain, "lower bound"),
-            ),
-            Column(
-                "angular_lipschitz",
-                angular,
-                "1",
-                "larger is safer",
-                notes,
-                angular * unsure,
-                states_of(angular, "lower bound"),
+                "angular_lipschitz", angular, "1", "larger is safer", notes, bars, "lower bound"
             ),
         ]

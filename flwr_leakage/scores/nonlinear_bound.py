@@ -9,7 +9,7 @@ from torch import Tensor
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import SampleProblem, Samples
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where, states_of
+from flwr_leakage.scores.base import UNDEFENDED, Column, SampleScore, notes_where
 from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 
@@ -58,9 +58,8 @@ class NonlinearBound(SampleScore):
         notes = notes_where(problem.undefended, UNDEFENDED)
         # The estimated constants are too small, so that this bound may lie above the theorem's.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
-        states = states_of(bound, "upper bound")
         name, unit = "nonlinear_influence_bound", "model input"
-        return [Column(name, bound, unit, "larger is safer", notes, errors, states)]
+        return [Column(name, bound, unit, "larger is safer", notes, errors, "upper bound")]
 
 
 def curvature(

@@ -62,13 +62,11 @@ class OneStepBounds(ExtremesScore):
             notes = first_notes(notes_where(source.values == 0, FLAT), source.notes)
             root = source.values.sqrt()
             bars = None if source.errors is None else source.errors / root / 2
-            states = list(source.states)
+            states = source.own_states
             found.append(Column(constant, root, "1", "larger is safer", notes, bars, states))
             share = (slope / (4 * source.values * loss)).clamp_max(1)
-            known = share.isfinite().tolist()
             kind: State = "lower bound" if drop.endswith("least") else "upper bound"
-            told: list[State] = [kind if sure else "unresolved" for sure in known]
-            found.append(Column(drop, share, "1", "larger leaks more", notes, None, told))
+            found.append(Column(drop, share, "1", "larger leaks more", notes, None, kind))
         return found
 
     def _at_start(

@@ -10,6 +10,7 @@ from torch import Tensor
 from flwr_leakage.operators import row_norms
 from flwr_leakage.params import Params, ravel, subtract, unravel
 from flwr_leakage.per_sample import ClientSamples, SampleProblem
+from flwr_leakage.per_sample.samples import converted
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import Batch, Measurement, State
 from flwr_leakage.scores.base import Column, SampleScore, numbers_of
@@ -118,9 +119,7 @@ class _Poisoning(SampleScore):
         after one step on sample i alone with its gradient g_i, as row i.
         """
         samples, dtype = problem.samples, problem.gradients.dtype
-        soft = self.others.targets.is_floating_point()
-        targets = self.others.targets.to(dtype) if soft else self.others.targets
-        batch = Batch(self.others.inputs.to(dtype), targets)
+        _, batch = converted({}, self.others, dtype)
         rows = []
         for gradient in problem.gradients:
             change = unravel(self.rate * gradient, samples.params)

@@ -8,7 +8,6 @@ import torch
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
-from flwr_leakage.records import State
 from flwr_leakage.scores.base import Column, SampleScore, first_notes, notes_where
 from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 from flwr_leakage.scores.reconstruction_robustness import check_clipping, sample_norms
@@ -62,17 +61,10 @@ class PSNRBound(SampleScore):
         psnr = 20 * (span / rmse).log10()
         empty = "no bound: the sample's gradient or its image is zero"
         notes = first_notes(silent, notes_where((norms == 0) | (length == 0), empty))
-        known = [not note for note in notes]
-        states: tuple[list[State], ...] = (
-            ["lower bound" if sure else "unresolved" for sure in known],
-            ["upper bound" if sure and ok else "unresolved"
-             for sure, ok in zip(known, psnr.isfinite().tolist(), strict=True)],
-        )  # fmt: skip
-        shown = torch.tensor(known)
+        shown = torch.tensor([not note for note in notes])
         rmse, psnr = (torch.where(shown, values, torch.nan) for values in (rmse, psnr))
+        name = "psnr_bound_rmse"
         return [
-            Column(
-                "psnr_bound_rmse", rmse, "model input", "larger is safer", notes, None, states[0]
-            ),
-            Column("psnr_bound", psnr, "dB", "larger leaks more", notes, None, states[1]),
+            Column(name, rmse, "model input", "larger is safer", notes, None, "lower bound"),
+            Column("psnr_bound", psnr, "dB", "larger leaks more", notes, None, "upper bound"),
         ]

@@ -9,7 +9,6 @@ from flwr_leakage.bounds import guess_bound
 from flwr_leakage.operators import row_norms
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
-from flwr_leakage.records import State
 from flwr_leakage.scores.base import Column, SampleScore
 from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 
@@ -56,19 +55,11 @@ class ReconstructionRobustness(SampleScore):
         """Return the column ``reconstruction_robustness``, a probability."""
         level, notes = noise_level(problem, self.noise_std)
         mu = math.sqrt(self.num_rounds) * sample_norms(problem, self.clipping_norm) / level
-        chances = [guess_bound(m, self.prior) for m in mu.tolist()]
-        states: list[State] = ["unresolved" if note else "upper bound" for note in notes]
-        return [
-            Column(
-                "reconstruction_robustness",
-                torch.tensor(chances, dtype=torch.float64),
-                "1",
-                "larger leaks more",
-                notes,
-                None,
-                states,
-            )
-        ]
+        chances = torch.tensor(
+            [guess_bound(m, self.prior) for m in mu.tolist()], dtype=torch.float64
+        )
+        name = "reconstruction_robustness"
+        return [Column(name, chances, "1", "larger leaks more", notes, None, "upper bound")]
 
 
 def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:

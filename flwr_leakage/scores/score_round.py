@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Meter
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import derive_seed
 from flwr_leakage.records import Exposure, Measurement
-from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.base import Score, merge
 from flwr_leakage.scores.compute import ScoreResult, score_client, warned
 from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
@@ -28,9 +27,6 @@ MARGIN = 1.3
 """A group is scored if the account covers so many times its foreseen cost."""
 
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
-
-BLANKS = {"values": None, "errors": None, "states": "unresolved"}
-"""The entries of a measurement for a sample that was left out."""
 
 Part = tuple[list[int], dict[str, ScoreResult]]
 """The indices of some samples, ascending, and the results of their scores."""
@@ -129,7 +125,11 @@ def score_round(
     spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
     left_out.update(dict.fromkeys(chosen[done:], f"{spent} on {done} samples before this one"))
     for name in scores:
-        ranking += _join([(group, found[name]) for group, found in parts], left_out, len(order))
+        results = [(group, found[name]) for group, found in parts]
+        shown = next((result for _, result in results if not result.error), results[0][1])
+        for model in shown:
+            groups = [(group, result[model.name]) for group, result in results]
+            ranking.append(merge(groups, left_out, len(order)))
     doubts = (*warnings, *client.doubts)
     told = [warned(m, doubts if m.products else warnings) for m in ranking]
     return told, purse.account()
@@ -197,44 +197,3 @@ class _Purse:
         if self.plan.product_price is None:
             return f"{amount:.2g} CPU seconds"
         return f"{amount:.0f} training gradients"
-
-
-def _join(
-    parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
-) -> list[Measurement]:
-    """Return one score's measurements of all ``count`` samples, joined from ``parts``: each group's
-    sample indices and result. ``left_out`` has the reason, by index, for each sample that was not
-    scored.
-    """
-    shown = next((found for _, found in parts if not found.error), parts[0][1])
-    return [
-        _merge([(places, found[model.name]) for places, found in parts], left_out, count)
-        for model in shown
-    ]
-
-
-def _merge(
-    groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
-) -> Measurement:
-    """Return one quantity's measurement of all ``count`` samples, merged from groups: sample
-    indices and measurement. ``left_out`` has the reason, by index, for each sample that was not
-    scored.
-    """
-
-    def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
-        for places, found in groups:
-            for place, value in zip(places, getattr(found, name), strict=False):
-                blanks[place] = value
-        return tuple(blanks)
-
-    scored = {place for places, _ in groups for place in places}
-    reasons = ["" if place in scored else left_out[place] for place in range(count)]
-    notes = column("notes", reasons)
-    merged: dict[str, Any] = {"notes": notes if any(notes) else ()}
-    for name, blank in BLANKS.items():
-        if any(getattr(found, name, ()) for _, found in groups):
-            merged[name] = column(name, [blank] * count)
-    products = sum(found.products for _, found in groups)
-    # A group in which the score failed has no unit.
-    model = next((found for _, found in groups if found.unit), groups[0][1])
-    return replace(model, products=products, **merged)

@@ -37,6 +37,6 @@ class SingularInfluence(ExtremesScore):
             values = source.values**-0.5
             errors = None if source.errors is None else values * source.errors / source.values / 2
             # The power turns bounds around.
-            states = [_TURNED.get(state, state) for state in source.states]
+            states = [_TURNED.get(state, state) for state in source.own_states]
             columns.append(Column(name, values, unit, "larger is safer", notes, errors, states))
         return columns

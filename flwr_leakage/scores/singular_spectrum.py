@@ -8,13 +8,13 @@ import torch
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import State
-from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
-from flwr_leakage.scores.eigenvalue_mean import fits
-from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
+from flwr_leakage.scores.base import FLAT, Column, Numbers, first_notes, notes_where
+from flwr_leakage.scores.eigenvalue_mean import DenseScore
+from flwr_leakage.spectral.dense import dense_spectrum
 
 
 @dataclass(frozen=True)
-class SingularSpectrum(SampleScore):
+class SingularSpectrum(DenseScore):
     """A score: the inversion influence 1/√λ_k of a unit perturbation along a singular vector of J.
 
     J ∈ R^{N×P} is the Jacobian of a sample's gradient, and λ_k the k-th largest eigenvalue of JJᵀ,
@@ -40,12 +40,6 @@ class SingularSpectrum(SampleScore):
         if not self.positions or min(self.positions) < 0 or max(self.positions) > 1:
             raise ValueError(f"positions must lie in [0, 1], got {self.positions}.")
 
-    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes of one sample's dense Jacobian, or 0 if it has too many inputs."""
-        if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
-            return 0
-        return dense_bytes(num_inputs, num_parameters, torch.float64)
-
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return a column for each of the ``positions``.
 
@@ -54,7 +48,7 @@ class SingularSpectrum(SampleScore):
                 the Jacobian.
         """
         size = (problem.operator.num_inputs, problem.operator.num_outputs)
-        if not fits(*size, self.max_dense_inputs, self.memory_bytes):
+        if not self.is_dense(problem.operator):
             raise ValueError(
                 f"singular directions need the dense Jacobian: at most {self.max_dense_inputs} "
                 f"inputs (max_dense_inputs) that fit into {self.memory_bytes:,} bytes, got "
@@ -78,15 +72,7 @@ class SingularSpectrum(SampleScore):
                 "exact" if sure else "lower bound" if some else "unresolved"
                 for sure, some in zip(told.tolist(), (top > 0).tolist(), strict=True)
             ]
-            columns.append(
-                Column(
-                    f"singular_influence_{position:g}",
-                    values,
-                    "model input per unit of gradient",
-                    "larger is safer",
-                    first_notes(flat, lost),
-                    bars,
-                    states,
-                )
-            )
+            name, unit = f"singular_influence_{position:g}", "model input per unit of gradient"
+            found = Numbers(values, first_notes(flat, lost), bars, states)
+            columns.append(found.column(name, unit, "larger is safer"))
         return columns

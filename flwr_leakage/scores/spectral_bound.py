@@ -10,10 +10,9 @@ from torch import Tensor
 from flwr_leakage.per_sample import Precision, SampleProblem
 from flwr_leakage.randomness import Draws
 from flwr_leakage.records import State
-from flwr_leakage.scores.base import FLAT, Column, SampleScore, first_notes, notes_where
-from flwr_leakage.scores.eigenvalue_mean import eigenvalue_mean, fits
+from flwr_leakage.scores.base import FLAT, Column, first_notes, notes_where
+from flwr_leakage.scores.eigenvalue_mean import DenseScore, eigenvalue_mean
 from flwr_leakage.scores.noise_level import check_noise_std, noise_level
-from flwr_leakage.spectral.dense import dense_bytes
 
 LACKING = (
     "J has rank {} of {}: no unbiased attacker has a finite error; what the update does not tell "
@@ -22,7 +21,7 @@ LACKING = (
 
 
 @dataclass(frozen=True)
-class SpectralBound(SampleScore):
+class SpectralBound(DenseScore):
     """A base class of lower bounds of an attacker's RMSE: √ of a mean over the eigenvalues of JJᵀ.
 
     J ∈ R^{N×P} is the Jacobian of a sample's gradient.
@@ -55,12 +54,6 @@ class SpectralBound(SampleScore):
         if self.precision != "float64":
             raise ValueError(f"precision must be 'float64' for small λ, got {self.precision!r}.")
 
-    def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes of one sample's dense Jacobian if it is to be formed, else 0."""
-        if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
-            return 0
-        return dense_bytes(num_inputs, num_parameters, torch.float64)
-
     @abstractmethod
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
@@ -81,15 +74,13 @@ class SpectralBound(SampleScore):
         level, silent = noise_level(problem, self.noise_std)
         known = level.isfinite()
         if not bool(known.any()):
-            none: list[State] = ["unresolved"] * len(problem)
-            return Column(name, level, "model input", "larger is safer", silent, None, none)
+            return Column(name, level, "model input", "larger is safer", silent, None, "unresolved")
         noise = torch.where(known, level, 1.0)[:, None]
-        size = (operator.num_inputs, operator.num_outputs)
         mean = eigenvalue_mean(
             problem,
             lambda values: self.squared_error(values, noise),
             draws,
-            fits(*size, self.max_dense_inputs, self.memory_bytes),
+            self.is_dense(operator),
             self.num_probes,
             self.max_steps,
             self.rank_cutoff,
@@ -97,7 +88,7 @@ class SpectralBound(SampleScore):
         missing = first_notes(silent, notes_where(mean.largest == 0, FLAT))
         if full_rank and mean.exact:
             lacking = [
-                LACKING.format(rank, size[0]) if rank < size[0] else ""
+                LACKING.format(rank, operator.num_inputs) if rank < operator.num_inputs else ""
                 for rank in mean.rank.tolist()
             ]
             missing = first_notes(missing, lacking)
@@ -106,6 +97,5 @@ class SpectralBound(SampleScore):
         by_probes = f"a lower bound of it, by quadrature with {self.num_probes} probes"
         notes = first_notes(missing, ["" if mean.exact else by_probes] * len(problem))
         kind: State = exact if mean.exact else "lower bound"
-        states: list[State] = ["unresolved" if gone else kind for gone in bare.tolist()]
         errors = mean.errors / values / 2
-        return Column(name, values, "model input", "larger is safer", notes, errors, states)
+        return Column(name, values, "model input", "larger is safer", notes, errors, kind)

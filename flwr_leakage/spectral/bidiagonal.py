@@ -2,20 +2,18 @@
 bound quadratic forms of functions of AᵀA from both sides.
 """
 
-import copy
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.estimate import normalize_rows, orthogonalize
+from flwr_leakage.spectral.estimate import Process, normalize_rows, orthogonalize
 
 Rule = tuple[Tensor, Tensor]
 """Nodes and weights of a quadrature rule, (S, k) each, the largest node first."""
 
 
-class Bidiagonal:
+class Bidiagonal(Process):
     """The bidiagonalisation Aᵀ V = U B of each of S matrices A (P, N), from vectors z (N,).
 
     The first column of U is z/‖z‖. The process is that of Golub and Kahan 1965, in the form of
@@ -60,18 +58,6 @@ class Bidiagonal:
         following = operator.matvec(self._inputs) - beta[:, None] * self._outputs
         self._outputs, alpha = normalize_rows(torch.where(exhausted[:, None], 0.0, following))
         self._alphas.append(alpha.double())
-
-    def narrow(self, rows: Int[Tensor, " R"]) -> "Bidiagonal":
-        """Return the process for the matrices with the given indices among the S, which continues
-        from here.
-        """
-        other = copy.copy(self)
-        other.operator = self.operator.narrow(rows)
-        for name in ("_inputs", "start_norm", "basis", "_outputs"):
-            setattr(other, name, getattr(self, name)[rows])
-        other._alphas = [entry[rows] for entry in self._alphas]
-        other._betas = [entry[rows] for entry in self._betas]
-        return other
 
     @property
     def exhausted(self) -> Tensor:
@@ -141,7 +127,7 @@ def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
     return nodes, mass * vectors[:, :, 0] ** 2
 
 
-class Bidiagonalization:
+class Bidiagonalization(Process):
     """The bidiagonalisation A V = U B of each of S matrices A (P, N), from vectors b (P,).
 
     B is lower bidiagonal, (k + 1) × k after k steps, and V is kept orthonormal. The process is that
@@ -196,18 +182,6 @@ class Bidiagonalization:
         self.exhausted = (alpha <= tiny) | torch.tensor(self.num_steps >= operator.num_inputs)
         self.alpha = torch.where(self.exhausted, 0.0, alpha)
         self.left, self.right = left, torch.where(self.exhausted[:, None], 0.0, right)
-
-    def take(self, rows: Int[Tensor, " R"]) -> "Bidiagonalization":
-        """Return the process for the matrices with the given indices among the present ones, which
-        continues from here.
-        """
-        other = copy.copy(self)
-        other.operator = self.operator.narrow(rows)
-        for name in ("blocks", "left", "scale", "right", "alpha", "basis", "exhausted"):
-            setattr(other, name, getattr(self, name)[rows])
-        other.diagonal = [entry[rows] for entry in self.diagonal]
-        other.below = [entry[rows] for entry in self.below]
-        return other
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
         """Return the lower bidiagonal matrices B (S, k + 1, k) after k steps, in float64."""

@@ -85,7 +85,8 @@ def choose_smallest_eigenvalue(
         gram_fits &= gram_bytes(operator.num_inputs) <= memory_bytes
         if bool(iterated.converged.all()) or not (dense_fits or (small and gram_fits)):
             resolved = dense_fits or bool(iterated.converged.all())
-            reason = "" if resolved else _reason(small)
+            lack = "too little memory for the dense" if small else "too large for a dense"
+            reason = "" if resolved else f"; {lack} route"
             return replace(iterated, method=iterated.method + reason)
     squared = not dense_fits
     known = torch.zeros(operator.num_blocks, dtype=torch.bool)
@@ -103,7 +104,3 @@ def choose_smallest_eigenvalue(
     value[rest], converged[rest] = direct.value, direct.converged
     residual[rest] = direct.residual
     return Estimate(value, converged, residual, spent, direct.method)
-
-
-def _reason(small: bool) -> str:
-    return "; too little memory for the dense route" if small else "; too large for a dense route"

@@ -1,9 +1,11 @@
 """Define the result of estimators, and the operations that they share."""
 
+import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.lengths import row_norms
@@ -27,6 +29,32 @@ class Estimate:
     residual: Float[Tensor, " S"]
     products: int
     method: str
+
+
+P = TypeVar("P", bound="Process")
+
+
+class Process:
+    """A base class of processes on S matrices at once, which holds one entry for each of them.
+
+    Each attribute is a tensor of S rows, a list of such tensors, ``None``, or an object with a
+    method ``narrow``, such as a :class:`~flwr_leakage.operators.LinearOperator`.
+    """
+
+    def narrow(self: P, rows: Int[Tensor, " R"]) -> P:
+        """Return the process for some of the matrices, which continues from here.
+
+        Args:
+            rows: (R,) indices of these matrices among the S, ascending.
+        """
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(other, name, [entry[rows] for entry in value])
+            elif value is not None:
+                is_tensor = isinstance(value, Tensor)
+                setattr(other, name, value[rows] if is_tensor else value.narrow(rows))
+        return other
 
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """Run the Lanczos process with full reorthogonalisation, for S matrices at once."""
 
-import copy
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
@@ -12,12 +11,13 @@ from flwr_leakage.operators.lengths import row_norms
 from flwr_leakage.randomness import Draws, normal_rows
 from flwr_leakage.spectral.estimate import (
     Estimate,
+    Process,
     normalize_rows,
     orthogonalize,
 )
 
 
-class Lanczos:
+class Lanczos(Process):
     """The Lanczos process ``AᵀA V = V T + β v eᵀ`` for each of S matrices A (P, N).
 
     After k steps, the k columns of V are an orthonormal basis of the Krylov space of AᵀA and a
@@ -84,21 +84,6 @@ class Lanczos:
         self._alphas.append(alpha)
         self._betas.append(torch.where(exhausted, 0.0, beta))
 
-    def narrow(self, rows: Int[Tensor, " R"]) -> "Lanczos":
-        """Return the process for some of the matrices, which continues from here.
-
-        Args:
-            rows: (R,) indices of these matrices among the S, ascending.
-        """
-        other = copy.copy(self)
-        other.operator = self.operator.narrow(rows)
-        other.start_norm, other._scale = self.start_norm[rows], self._scale[rows]
-        other.basis, other._next = self.basis[rows], self._next[rows]
-        other._image = None if self._image is None else self._image[rows]
-        other._alphas = [alpha[rows] for alpha in self._alphas]
-        other._betas = [beta[rows] for beta in self._betas]
-        return other
-
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
         """(S, k) ‖Av‖² of each basis vector v, the diagonal of the tridiagonal matrix T."""
@@ -108,8 +93,7 @@ class Lanczos:
         """Return the tridiagonal matrices T = VᵀAᵀA V (S, k, k) after k steps, with basis vectors
         V.
         """
-        alphas = torch.stack(self._alphas, 1)
-        result = torch.diag_embed(alphas)
+        result = torch.diag_embed(self.rayleigh_quotients)
         if self.num_steps > 1:
             betas = torch.stack(self._betas[:-1], 1)
             result = result + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)

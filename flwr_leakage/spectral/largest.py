@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from flwr_leakage.operators import FunctionJacobian
 from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, normal_rows
-from flwr_leakage.spectral.estimate import Estimate, normalize_rows, remaining_growth
+from flwr_leakage.spectral.estimate import Estimate, Process, normalize_rows, remaining_growth
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos
 
 
@@ -103,7 +103,7 @@ class LargestEigenvalue:
             group.extend()
 
 
-class _Group:
+class _Group(Process):
     """Some of the S matrices, which have taken the same Lanczos steps, with the estimates of λmax
     at each step.
 
@@ -124,15 +124,6 @@ class _Group:
     @property
     def num_steps(self) -> int:
         return len(self._tops)
-
-    def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
-        """Return a group of the matrices with the given indices in this group, with the steps that
-        they have taken.
-        """
-        other = _Group(self.blocks[rows], self.process.narrow(rows))
-        for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):
-            setattr(other, name, [entry[rows] for entry in getattr(self, name)])
-        return other
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
         """Return the index (G,) of the first step at which each matrix has λmax to the tolerance;

@@ -91,8 +91,8 @@ def solve_damped(
         if bool(leaving.any()):
             # A finished block takes no part in the steps of the others.
             rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
-            found.append(space.take(rows).solve(process.take(rows)).result(tolerance))
-            process, space = process.take(rest), space.take(rest)
+            found.append(space.take(rows).solve(process.narrow(rows)).result(tolerance))
+            process, space = process.narrow(rest), space.take(rest)
     blocks, *parts = (torch.cat(column) for column in zip(*found, strict=True))
     solutions, norms, *rest_of = (part[blocks.argsort()] for part in parts)
     lower, converged, error, dampings, top = rest_of

@@ -136,11 +136,6 @@ class PatchCost:
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
-    def __call__(self, inputs: Tensor) -> float:
-        """Return the cost of normalised images (B, C, H, W), summed over all of them."""
-        about = inputs - self.grey
-        return float((about.double() * self.product(about)).sum())
-
     def noise(self, generator: torch.Generator) -> Tensor:
         """Return a draw n (B, C, H, W) of N(0, Q), with Q of the cost ``xᵀ Q x``. Q⁻¹ n is then a
         draw of N(0, Q⁻¹), the prior whose −2 log density the cost is.

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -33,6 +34,11 @@ def rows_apart(spec, top, bottom):
     return pixels
 
 
+def energy(cost, inputs):
+    about = inputs - cost.grey
+    return float((about * cost.product(about)).sum())
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_the_cost_is_that_of_every_patch(spec, stride):
@@ -57,16 +63,12 @@ def test_the_cost_is_that_of_every_patch(spec, stride):
             number += 1
     assert bool((seen > 0).all())
     share = about.numel() / (number * side**2 * spec.shape[0])
-    assert cost(inputs) == pytest.approx(share * total, rel=1e-6)
+    assert energy(cost, inputs) == pytest.approx(share * total, rel=1e-6)
 
 
-def test_the_product_is_half_of_the_costs_gradient():
-    prior, inputs = prior_of(COLOUR), images(COLOUR)
-    cost, about = prior.at(inputs), inputs - prior.grey
+def test_the_product_is_that_of_a_symmetric_matrix():
+    cost = prior_of(COLOUR).at(images(COLOUR))
     first, second = images(COLOUR, seed=1), images(COLOUR, seed=2)
-    torch.testing.assert_close(cost(inputs), float((about * cost.product(about)).sum()))
-    moved = cost(inputs + 1e-3 * first) - cost(inputs - 1e-3 * first)
-    assert moved / 4e-3 == pytest.approx(float((first * cost.product(about)).sum()), rel=1e-6)
     products = [float((a * cost.product(b)).sum()) for a, b in ((first, second), (second, first))]
     assert products[0] == pytest.approx(products[1])
 
@@ -87,9 +89,6 @@ def test_images_of_a_batch_have_their_own_kinds():
     torch.testing.assert_close(
         both.product(inputs),
         torch.cat([one.product(image[None]) for one, image in zip(each, inputs, strict=True)]),
-    )
-    assert both(inputs) == pytest.approx(
-        sum(one(x[None]) for one, x in zip(each, inputs, strict=False))
     )
     single = prior.at(inputs.float())
     assert single.product(inputs.float()).dtype == torch.float32
@@ -121,7 +120,7 @@ def test_an_edge_costs_less_and_noise_more_than_under_one_law_of_all_images():
     def excess(inputs):
         return float(image_prior.coordinates(inputs).square().sum())
 
-    own = prior.at(edge)
+    own = partial(energy, prior.at(edge))
     assert own(noisy) - own(edge) > 3 * (excess(noisy) - excess(edge)) > 0
 
 

@@ -122,8 +122,6 @@ class Analytic(ExactAttack):
             inputs, told, more = _filled(problem.spec, order, found, budget)
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)
-        labels = AutomaticLabels(otherwise=NearestGradient(problem.spec.clamp(images)))
-        targets = assume_targets(problem, labels, generator).values
         stats: dict[str, Any] = {"stage": stage, **more}
         # A zero column is a pixel of the sample that is zero, or one so small that its entries
         # were pruned. A proof allows the latter an error of 1e-3 of the pixels' range.
@@ -132,9 +130,26 @@ class Analytic(ExactAttack):
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
             # Least squares over several units average out part of the gradient's noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
-        boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
-        assert boxed.batch is not None
-        return replace(boxed, batch=answer(boxed.batch.inputs, targets))
+        return one_image(problem, images, float(misfit), stats, generator)
+
+
+def one_image(
+    problem: Problem,
+    images: Float[Tensor, "1 C H W"],
+    misfit: float,
+    stats: dict[str, Any],
+    generator: torch.Generator,
+) -> Reconstruction:
+    """Return the result of an exact attack that found one image, with the image's likeliest label.
+
+    Raises:
+        ValueError: the labels that are read from the update are not those of one sample.
+    """
+    labels = AutomaticLabels(otherwise=NearestGradient(problem.spec.clamp(images)))
+    targets = assume_targets(problem, labels, generator).values
+    boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), misfit, stats))
+    assert boxed.batch is not None
+    return replace(boxed, batch=answer(boxed.batch.inputs, targets))
 
 
 def _filled(

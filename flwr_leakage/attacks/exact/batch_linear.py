@@ -34,7 +34,7 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, Verdict, in_box
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
@@ -369,10 +369,7 @@ def recover_steps(
     def replay(points: Tensor) -> Params:
         images = layer.images(points)
         assert images is not None  # require_steps has checked that the layer takes images
-        batch = Batch(images, labels)
-        return simulate_gradient(
-            problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
-        )
+        return problem.replay(Batch(images, labels))
 
     proven = problem.schedule.batch_size >= problem.num_samples == len(labels)
     proven = proven and replays(layer, replay, inputs, relative, generator)

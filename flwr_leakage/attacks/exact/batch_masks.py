@@ -105,9 +105,7 @@ def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
     _, singular, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
     if matrix.shape[0] < matrix.shape[1] - 1:
         return right[-1], 1.0
-    if matrix.shape[0] == matrix.shape[1] - 1:
-        return right[-1], 0.0
-    if len(singular) == 1:
+    if matrix.shape[0] == matrix.shape[1] - 1 or len(singular) == 1:
         return right[-1], 0.0
     return right[-1], float(singular[-1] / singular[-2].clamp_min(1e-300))
 

@@ -222,35 +222,31 @@ class BatchSearch:
         the layer.
         """
         rest, rank = self._rest, self._left
-        live = rest.live.nonzero()[:, 0]
-        row = rest.factor.left[live[int(torch.randint(len(live), (), generator=self.generator))]]
+        active = rest.factor.left[rest.live]
+        row = active[int(torch.randint(len(active), (), generator=self.generator))]
         noise = torch.randn(rank, generator=self.generator, dtype=torch.float64).to(row)
         from_row = float(torch.rand((), generator=self.generator)) < ROW_START_SHARE
         start = row if from_row else noise
         dual: Tensor | None = None
-        if source == "errors":
-            active = rest.factor.left[live]
-            zeros = zero_entries(active @ sparsest(active, start), rank)
-            if zeros is not None:
-                mask = rest.live.clone()
-                mask[live] = ~zeros
-                dual = self._close(mask)
-        elif source == "features":
-            assert rest.features is not None
-            values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            # At least one of the remaining samples activates these units.
-            live = rest.features.abs().amax(1) > ZERO_SHARE
-            zeros = zero_entries(values[live], rank)
-            if zeros is not None:
-                mask = live.clone()
-                mask[live] = ~zeros
-                dual = self._close(mask)
-        else:
+        if source == "inputs":
             basis, triangle = rest.orthonormal
             vector = sparsest(basis, triangle @ start, nonnegative=True)
             zeros = zero_entries(basis @ vector, rank)
             if zeros is not None:
                 dual, _ = null_vector(rest.pixels[zeros])
+        else:
+            if source == "errors":
+                live, values = rest.live, active @ sparsest(active, start)
+            else:
+                assert rest.features is not None
+                # At least one of the remaining samples activates these units.
+                live = rest.features.abs().amax(1) > ZERO_SHARE
+                values = (rest.features @ sparsest(rest.features, noise, nonnegative=True))[live]
+            zeros = zero_entries(values, rank)
+            if zeros is not None:
+                mask = live.clone()
+                mask[live] = ~zeros
+                dual = self._close(mask)
         self._judge(source, dual)
 
     def _close(self, mask: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened, weight_equatio
 from flwr_leakage.attacks.network.activations import IDENTITY, RELU, Activation, Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Geometry, Normalise, Op
 from flwr_leakage.attacks.network.trace import Step, Trace, same_values
+from flwr_leakage.attacks.optimizers.base import of_one
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
@@ -409,16 +410,9 @@ def solve_layer(
 
     if freedom:
         unit = float(residuals(start[0]).square().mean().clamp_min(1e-30))
-
-        def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(
-                lambda flat: residuals(flat).square().mean() / unit
-            )(points[0])
-            return value[None], gradient[None]
-
-        start = LBFGS(iterations=iterations, tolerance=1e-20, relative_tolerance=1e-3)(
-            evaluate, start
-        ).points
+        evaluate = of_one(lambda flat: residuals(flat).square().mean() / unit)
+        optimizer = LBFGS(iterations, tolerance=1e-20, relative_tolerance=1e-3)
+        start = optimizer(evaluate, start).points
     solution = to_inputs(start)
     error = residuals(start[0]).square().mean() / solution.square().mean().clamp_min(1e-30)
     return solution, float(error)

@@ -34,6 +34,7 @@ from flwr_leakage.attacks.exact.relu_fit import Candidate, fit_through_relus
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets, idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, require_single_gradient
+from flwr_leakage.attacks.optimizers.base import of_one
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts import Grey, Initialisation
@@ -217,12 +218,8 @@ def fit_level(
             value + (level.equations.products(features) - level.equations.values.T).square().sum()
         ) / size
 
-    def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, value = torch.func.grad_and_value(loss)(points[0])
-        return value[None], gradient[None]
-
     optimizer = LBFGS(iterations, tolerance=1e-18, relative_tolerance=1e-3)
-    found = optimizer(evaluate, start.reshape(1, -1), budget=budget)
+    found = optimizer(of_one(loss), start.reshape(1, -1), budget=budget)
     return found.points.reshape(start.shape), found.stopped
 
 

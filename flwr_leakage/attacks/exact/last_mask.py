@@ -94,17 +94,10 @@ def maxima_mask(
     if not torch.allclose(blocks, shared[:, None].expand_as(blocks)):
         raise ValueError("errors must be shared within each window of the last pooling.")
     shared = shared * active.reshape(shared.shape)
-    left, singular, _ = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
-    count = covered[0] * covered[1]
-    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
-        raise ValueError(f"the masks must have rank {count}.")
-    columns = torch.cat(
-        [
-            disjoint_columns(left[:, :count], scales, window[0] * window[1]) * scales[:, None]
-            for scales in shared.T
-        ],
-        1,
-    )
+    count, size = covered[0] * covered[1], window[0] * window[1]
+    basis = _span(gradient.flatten(1), count)
+    each = [disjoint_columns(basis, scales, size) * scales[:, None] for scales in shared.T]
+    columns = torch.cat(each, 1)
     patches = torch.linalg.lstsq(columns, gradient.flatten(1)).solution
     order = arrange(patches.reshape(count, *gradient.shape[1:]))
     mask = (columns[:, order] != 0).to(error.dtype).reshape(1, channels, *covered)
@@ -129,10 +122,7 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
     """
     if count > 20:
         raise ValueError(f"at most 20 columns can be enumerated, got {count}.")
-    left, singular, _ = torch.linalg.svd(product, full_matrices=False)
-    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
-        raise ValueError(f"the masks must have rank {count}.")
-    basis = left[:, :count]
+    basis = _span(product, count)
     remaining, pivots = basis.clone(), []
     for _ in range(count):
         pivots.append(int(remaining.square().sum(1).argmax()))
@@ -149,6 +139,14 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
         raise ValueError(f"{count} masks were expected, {len(bits)} binary vectors were found.")
     patterns = (bits[:, None] >> torch.arange(count)) & 1
     return (patterns.to(product.dtype) @ to_all.T).round().T
+
+
+def _span(matrix: Tensor, rank: int) -> Tensor:
+    """Return orthonormal columns (N, rank) that span the columns of a matrix of this rank."""
+    left, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
+    if len(singular) < rank or singular[rank - 1] < 1e-6 * singular[0]:
+        raise ValueError(f"the masks must have rank {rank}.")
+    return left[:, :rank]
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:

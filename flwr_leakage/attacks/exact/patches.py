@@ -11,18 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.labels.assumed import (
-    AutomaticLabels,
-    NearestGradient,
-    answer,
-    assume_targets,
-)
+from flwr_leakage.attacks.exact.analytic import one_image
 from flwr_leakage.attacks.network.calls import Affine
 from flwr_leakage.attacks.network.linear import traced
-from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, in_box
+from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
-from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 SAME = 1e-6
@@ -83,7 +77,8 @@ class Patches(ExactAttack):
                 layer of patches with trained positions.
         """
         found = _find(problem, generator)
-        errors, weight = found.errors(problem.gradient), found.weight(problem.gradient)
+        weight = problem.gradient[found.layer].flatten(1)
+        errors = _rows(problem.gradient[found.table])[found.offset : found.offset + found.count]
         left, values, right = torch.linalg.svd(errors.T, full_matrices=False)
         kept = values > FLOAT32_RELATIVE_ERROR / 100 * values[0]
         patches = right[kept].T @ ((left[:, kept].T @ weight) / values[kept, None])
@@ -98,14 +93,7 @@ class Patches(ExactAttack):
         is_whole = rank == found.count and error <= PROVEN_ERROR
         if is_whole and misfit <= FLOAT32_RELATIVE_ERROR**2:
             stats |= {"verdicts": ("proven",), "relative_errors": [error]}
-        images = found.image(patches)
-        labels = AutomaticLabels(otherwise=NearestGradient(problem.spec.clamp(images)))
-        targets = assume_targets(problem, labels, generator).values
-        boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), misfit, stats))
-        assert boxed.batch is not None
-        return Reconstruction(
-            answer(boxed.batch.inputs, targets), boxed.objective, boxed.stats, spec=boxed.spec
-        )
+        return one_image(problem, found.image(patches), misfit, stats, generator)
 
 
 @dataclass(frozen=True)
@@ -127,14 +115,6 @@ class _Layout:
     count: int
     size: int
     image: Callable[[Tensor], Tensor]
-
-    def weight(self, gradient: Params) -> Float[Tensor, "d n"]:
-        """Return the gradient (d, n) of the weight of the layer that embeds the patches."""
-        return gradient[self.layer].flatten(1)
-
-    def errors(self, gradient: Params) -> Float[Tensor, "T d"]:
-        """Return ∂L/∂z_t (T, d) of the patches' embeddings z_t, from the table's gradient."""
-        return _rows(gradient[self.table])[self.offset : self.offset + self.count]
 
 
 def _rows(table: Tensor) -> Tensor:

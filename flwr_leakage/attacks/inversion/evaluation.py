@@ -1,13 +1,14 @@
 """Evaluate an attack's objective and its gradient for many candidate batches at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.inversion.objectives import Objective, Prior, PriorContext
+from flwr_leakage.attacks.labels.assumed import AssumedTargets
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
@@ -42,6 +43,84 @@ class Candidates:
         if not self.joint_labels:
             return inputs, targets
         return inputs, row[size:].reshape(self.shape[0], self.num_classes).softmax(dim=1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R candidate batches (rows) for several observed updates, which are solved together.
+
+    Every update has the same number of rows. Those of the first one come first.
+
+    Attributes:
+        indices: the positions of the observations in the job.
+        problems: the problem of each observation; all have equal shapes and schedules.
+        assumed: the labels assumed for the first problem, and whether they are granted, inferred or
+            optimised, which is the same for all problems.
+        steps: (B,) the number of the local step that uses each place in the sequences of samples.
+        streams: the random stream of each observation.
+        points: (R, D) the variables: inputs, then label logits if labels vary.
+        targets: (R, B) labels, or (R, B, K) label probabilities.
+        orders: (R, B) the index of the sample at each place of the clients' sequences.
+    """
+
+    indices: list[int]
+    problems: list[Problem]
+    assumed: AssumedTargets
+    steps: Tensor
+    streams: list[torch.Generator]
+    points: Tensor
+    targets: Tensor
+    orders: Tensor
+
+    @classmethod
+    def joined(cls, chunk: "Sequence[Rows]") -> "Rows":
+        """Return the rows of several observations of equal shape and schedule as one object."""
+        return replace(
+            chunk[0],
+            indices=[index for rows in chunk for index in rows.indices],
+            problems=[problem for rows in chunk for problem in rows.problems],
+            streams=[stream for rows in chunk for stream in rows.streams],
+            points=torch.cat([rows.points for rows in chunk]),
+            targets=torch.cat([rows.targets for rows in chunk]),
+            orders=torch.cat([rows.orders for rows in chunk]),
+        )
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The properties that observations solved together share, such as the number of samples."""
+        problem = self.problems[0]
+        return (
+            tuple((p.schedule, p.members) for p in problem.rounds),
+            problem.num_samples,
+            self.assumed.origin,
+            self.targets.shape,
+            self.targets.dtype,
+            tuple(problem.statistics),
+        )
+
+    @property
+    def candidates(self) -> Candidates:
+        """The layout of a candidate's optimised variables, as inputs and label logits."""
+        problem = self.problems[0]
+        shape = (problem.num_samples, *problem.spec.shape)
+        return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of a candidate's optimised variables that are inputs; they come first."""
+        return torch.Size(self.candidates.shape).numel()
+
+    @property
+    def owner(self) -> Tensor:
+        """(R,) the index of the observed update to which each of R candidates belongs."""
+        every = torch.arange(len(self.problems), device=self.targets.device)
+        return every.repeat_interleave(len(self.targets) // len(self.problems))
+
+    def project(self, points: Tensor) -> Tensor:
+        """Return the variables (A, D) of A candidates with their inputs clamped to valid pixels."""
+        spec, size = self.problems[0].spec, self.num_inputs
+        inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
+        return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
 
 @dataclass

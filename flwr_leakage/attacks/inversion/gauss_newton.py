@@ -459,9 +459,7 @@ class _Model:
     @property
     def groups(self) -> Groups:
         """The groups of gradient entries with similar errors, such as those of one kernel."""
-        return Groups(
-            [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
-        )
+        return Groups.of(self.problem)
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the gradient at images (B, C, H, W), and products with its Jacobian, in float32.

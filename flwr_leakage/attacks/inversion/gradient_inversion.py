@@ -4,8 +4,9 @@ A target is one observed update. A row holds the variables of one candidate batc
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
-from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator
+from flwr_leakage.attacks.inversion.evaluation import Batching, Evaluator, Rows
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective, Prior
 from flwr_leakage.attacks.inversion.order import OrderSearch, local_steps_of
 from flwr_leakage.attacks.job import AttackJob
@@ -102,7 +103,7 @@ class GradientInversion:
     ) -> list[Reconstruction]:
         """Return one reconstruction of the private samples for each observed update of a job."""
         results: list[Reconstruction | None] = [None] * len(job.observations)
-        groups: dict[tuple[Any, ...], list[_Rows]] = {}
+        groups: dict[tuple[Any, ...], list[Rows]] = {}
         for index in range(len(job.observations)):
             try:
                 target = self._prepare(job, index)
@@ -126,7 +127,7 @@ class GradientInversion:
                 done += len(chunk)
         return [result for result in results if result is not None]
 
-    def _prepare(self, job: AttackJob, index: int) -> "_Rows":
+    def _prepare(self, job: AttackJob, index: int) -> Rows:
         """Return the candidate batches with which the attack on observation ``index`` starts.
 
         Each has its own inputs and order. There is one unless the order of the samples is searched.
@@ -153,7 +154,7 @@ class GradientInversion:
             drawn = torch.randperm(count, generator=stream) if search else torch.arange(count)
             orders.append(drawn)
         targets = assumed.values
-        return _Rows(
+        return Rows(
             [index],
             [problem],
             assumed,
@@ -188,7 +189,7 @@ class GradientInversion:
         return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
-        self, chunk: "list[_Rows]", report: Reporter, budget: Budget
+        self, chunk: list[Rows], report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
         """Return the result of each observed update of a chunk.
 
@@ -204,19 +205,18 @@ class GradientInversion:
         first = self._solve_safely(chunk[:half], report, budget)
         return first + self._solve_safely(chunk[half:], report, budget)
 
-    def _solve(
-        self, chunk: "list[_Rows]", report: Reporter, budget: Budget
-    ) -> list[Reconstruction]:
+    def _solve(self, chunk: list[Rows], report: Reporter, budget: Budget) -> list[Reconstruction]:
         """Return the results of observed updates of equal shape and schedule, solved together."""
         watch = Stopwatch()
-        rows = _Rows.joined(chunk)
+        rows = Rows.joined(chunk)
         bounds = rows.project if self.box else None
         batching = self.batching
         if batching == "auto":  # rows share one pass unless their gradients take too much memory
             size = sum(value.numel() for value in rows.problems[0].params.values())
             batching = "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
-        if self._searches_order(rows.assumed):
-            rows = self._search_order(rows, batching, report, budget)
+        if self.order is not None and self._searches_order(rows.assumed):
+            evaluator = partial(self._evaluator, batching=batching)
+            rows = self.order.search(rows, evaluator, self.optimizer, bounds, report, budget)
         evaluate = self._evaluator(rows, batching)
         begun = FirstValues(evaluate, len(rows.points))
         found = self.optimizer(begun, rows.points, bounds, report, budget)
@@ -227,116 +227,12 @@ class GradientInversion:
             for row in range(len(rows.points))
         ]
 
-    def _search_order(
-        self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
-    ) -> "_Rows":
-        """Return one start for each observed update, with the best order of its samples.
-
-        Of several starts (rows) the one is chosen whose order of samples, in which local steps use
-        them, has the least objective.
-        """
-        assert self.order is not None
-        points, targets, orders = self.order.search(
-            lambda targets, orders: self._evaluator(
-                replace(rows, targets=targets, orders=orders), batching
-            ),
-            self.optimizer,
-            rows.points,
-            rows.targets,
-            rows.orders,
-            rows.steps,
-            rows.streams,
-            rows.problems[0].spec.num_classes if rows.assumed.may_change else None,
-            rows.project if self.box else None,
-            report,
-            budget,
-        )
-        return replace(rows, points=points, targets=targets, orders=orders)
-
-    def _evaluator(self, rows: "_Rows", batching: Batching) -> Evaluator:
+    def _evaluator(self, rows: Rows, batching: Batching) -> Evaluator:
         given = (rows.problems, rows.targets, rows.orders, rows.owner, rows.candidates)
         return Evaluator(*given, self.objective, tuple(self.priors.values()), batching)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """R candidate batches (rows) for several observed updates, which are solved together.
-
-    Every update has the same number of rows. Those of the first one come first.
-
-    Attributes:
-        indices: the positions of the observations in the job.
-        problems: the problem of each observation; all have equal shapes and schedules.
-        assumed: the labels assumed for the first problem, and whether they are granted, inferred or
-            optimised, which is the same for all problems.
-        steps: (B,) the number of the local step that uses each place in the sequences of samples.
-        streams: the random stream of each observation.
-        points: (R, D) the variables: inputs, then label logits if labels vary.
-        targets: (R, B) labels, or (R, B, K) label probabilities.
-        orders: (R, B) the index of the sample at each place of the clients' sequences.
-    """
-
-    indices: list[int]
-    problems: list[Problem]
-    assumed: AssumedTargets
-    steps: Tensor
-    streams: list[torch.Generator]
-    points: Tensor
-    targets: Tensor
-    orders: Tensor
-
-    @classmethod
-    def joined(cls, chunk: "Sequence[_Rows]") -> "_Rows":
-        """Return the rows of several observations of equal shape and schedule as one object."""
-        return replace(
-            chunk[0],
-            indices=[index for rows in chunk for index in rows.indices],
-            problems=[problem for rows in chunk for problem in rows.problems],
-            streams=[stream for rows in chunk for stream in rows.streams],
-            points=torch.cat([rows.points for rows in chunk]),
-            targets=torch.cat([rows.targets for rows in chunk]),
-            orders=torch.cat([rows.orders for rows in chunk]),
-        )
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The properties that observations solved together share, such as the number of samples."""
-        problem = self.problems[0]
-        return (
-            tuple((p.schedule, p.members) for p in problem.rounds),
-            problem.num_samples,
-            self.assumed.origin,
-            self.targets.shape,
-            self.targets.dtype,
-            tuple(problem.statistics),
-        )
-
-    @property
-    def candidates(self) -> Candidates:
-        """The layout of a candidate's optimised variables, as inputs and label logits."""
-        problem = self.problems[0]
-        shape = (problem.num_samples, *problem.spec.shape)
-        return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of a candidate's optimised variables that are inputs; they come first."""
-        return torch.Size(self.candidates.shape).numel()
-
-    @property
-    def owner(self) -> Tensor:
-        """(R,) the index of the observed update to which each of R candidates belongs."""
-        every = torch.arange(len(self.problems), device=self.targets.device)
-        return every.repeat_interleave(len(self.targets) // len(self.problems))
-
-    def project(self, points: Tensor) -> Tensor:
-        """Return the variables (A, D) of A candidates with their inputs clamped to valid pixels."""
-        spec, size = self.problems[0].spec, self.num_inputs
-        inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
-        return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
-
-
-def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
+def _reconstruction(rows: Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
     """Return the reconstruction of one row, its samples in the order of their first local step.
 
     ``found`` holds the minimum that the optimizer found for each of the ``rows`` that were solved

@@ -53,6 +53,12 @@ class Groups:
 
     shapes: Sequence[torch.Size]
 
+    @classmethod
+    def of(cls, problem: Problem) -> "Groups":
+        """Return the groups of entries of the updates of all rounds, such as those of a kernel."""
+        rounds = problem.rounds
+        return cls([value.shape for posed in rounds for value in posed.gradient.values()])
+
     @property
     def counts(self) -> Tensor:
         """(G,) number of entries of each of the G groups."""

@@ -7,16 +7,16 @@ samples found under a wrong order are nearly right. With them, exchanges can be 
 one replay of local training, and the attack's objective shows whether it is an improvement.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.inversion.evaluation import Evaluator
+from flwr_leakage.attacks.inversion.evaluation import Evaluator, Rows
 from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.values import require
@@ -73,57 +73,50 @@ class OrderSearch:
 
     def search(
         self,
-        evaluator: Callable[[Tensor, Tensor], Evaluator],
+        rows: Rows,
+        evaluator: Callable[[Rows], Evaluator],
         optimizer: Optimizer,
-        points: Float[Tensor, "R D"],
-        targets: Tensor,
-        orders: Int[Tensor, "R N"],
-        steps: Int[Tensor, " N"],
-        streams: Sequence[torch.Generator],
-        num_classes: int | None,
         project: Callable[[Tensor], Tensor] | None,
         report: Report | None,
         budget: Budget = UNLIMITED,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the variables, labels and order of each observation's best start, in one row.
-
-        R rows hold ``starts`` starts for each observation, one observation after another.
+    ) -> Rows:
+        """Return one row for each observed update: its best start, with its labels and its order.
 
         Args:
-            evaluator: a map from labels and orders of all rows to an evaluator of the objective.
+            rows: ``starts`` starts for each observed update, one update after another.
+            evaluator: a map from rows to an evaluator of the objective.
             optimizer: the minimiser, of which each fit takes a few iterations.
-            points: (R, D) the variables of the starts.
-            targets: (R, N) labels, or (R, N, K) label probabilities.
-            orders: (R, N) the index of the sample at each place of the clients' sequences.
-            steps: (N,) the local step of each place; −1 for none.
-            streams: the random stream of each observation.
-            num_classes: number K of classes if labels may change, else ``None``.
             project: a map of points to valid ones, or ``None``.
             report: a callback for the optimizer's progress, or ``None``.
             budget: the limit of CPU time.
         """
         quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
-        values = points.new_zeros(len(points))
+        num_classes = rows.problems[0].spec.num_classes if rows.assumed.may_change else None
+        values = rows.points.new_zeros(len(rows.points))
         for turn in range(self.turns + 1):
-            evaluate = evaluator(targets, orders)
-            targets, orders = targets.clone(), orders.clone()
-            for row in range(len(points)):
+            evaluate = evaluator(rows)
+            targets, orders = rows.targets.clone(), rows.orders.clone()
+            for row, point in enumerate(rows.points):
                 trusts = turn == 0 and row % self.starts % 2 == 0
                 orders[row], targets[row], values[row] = self.improve(
                     orders[row],
                     targets[row],
-                    steps,
+                    rows.steps,
                     None if trusts else num_classes,
-                    partial(evaluate.moves, points[row], row),
-                    streams[row // self.starts],
+                    partial(evaluate.moves, point, row),
+                    rows.streams[row // self.starts],
                     budget,
                 )
+            rows = replace(rows, targets=targets, orders=orders)
             if turn < self.turns:
-                points = quick(evaluator(targets, orders), points, project, report, budget).points
+                found = quick(evaluator(rows), rows.points, project, report, budget)
+                rows = replace(rows, points=found.points)
         groups = values.reshape(-1, self.starts).nan_to_num(nan=torch.inf)
-        firsts = torch.arange(0, len(points), self.starts, device=points.device)
+        firsts = torch.arange(0, len(values), self.starts, device=values.device)
         best = firsts + groups.argmin(dim=1)
-        return points[best], targets[best], orders[best]
+        return replace(
+            rows, points=rows.points[best], targets=rows.targets[best], orders=rows.orders[best]
+        )
 
     def improve(
         self,

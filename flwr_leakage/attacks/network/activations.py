@@ -17,7 +17,7 @@ zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised, as no s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -152,12 +152,29 @@ class Elementwise:
         return self.inputs.copy_(outputs) if self.in_place else outputs
 
 
-Args = tuple[Any, ...]
-Kwargs = Mapping[str, Any]
-Read = Callable[[Args, Kwargs], Elementwise | None]
+Read = Callable[..., Any]
 READERS: dict[Callable[..., Any], Read] = {}
-"""The registry of activations: maps a torch function to the reader of its calls, which returns None
-if a call computes no known activation."""
+"""The registry of layers and activations: maps a torch function to the reader of its calls, which
+takes a call's arguments and returns its operation, or None if it is of no known kind."""
+
+
+def reads(*functions: Callable[..., Any]) -> Callable[[Read], Read]:
+    """Return a decorator that registers a function as the reader of calls of these torch functions.
+
+    The decorated function takes the arguments of such a call. It returns the operation that the
+    call computes, or ``None`` if it computes none of the known kinds.
+
+    Raises:
+        ValueError: torch does not dispatch one of them, so that its calls are not seen.
+    """
+    for function in functions:
+        require_dispatched(function)
+
+    def add(read: Read) -> Read:
+        READERS.update(dict.fromkeys(functions, read))
+        return read
+
+    return add
 
 
 def entry(
@@ -182,8 +199,7 @@ def entry(
     def add(make: Callable[..., Activation]) -> Callable[..., Activation]:
         _check(make())
         for function in functions:
-            require_dispatched(function)
-            READERS[function] = _reader(make, settings, function.__name__.endswith("_"))
+            reads(function)(_reader(make, settings, function.__name__.endswith("_")))
         return make
 
     return add
@@ -225,8 +241,8 @@ def _check(activation: Activation) -> None:
 def _reader(make: Callable[..., Activation], settings: Sequence[str], in_place: bool) -> Read:
     names = ("input", *settings, "inplace")
 
-    def read(args: Args, kwargs: Kwargs) -> Elementwise | None:
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    def read(*args: Any, **kwargs: Any) -> Elementwise | None:
+        given = dict(zip(names, args, strict=False)) | kwargs
         inputs, writes = given.pop("input", None), given.pop("inplace", False)
         if not isinstance(inputs, Tensor) or not given.keys() <= set(settings):
             return None
@@ -456,77 +472,82 @@ def mish() -> Activation:
     return Activation("mish", F.mish)
 
 
-def _given(args: Args, kwargs: Kwargs, position: int, name: str, default: Any = None) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
+@reads(F.relu, torch.relu, Tensor.relu)
+def _plain(input: Any, inplace: Any = False) -> Elementwise:
+    return Elementwise(input, RELU, bool(inplace))
 
 
-def _plain(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise:
-    in_place = in_place or bool(_given(args, kwargs, 1, "inplace"))
-    return Elementwise(_given(args, kwargs, 0, "input"), RELU, in_place)
+reads(torch.relu_, Tensor.relu_)(partial(_plain, inplace=True))
 
 
-def _clamp(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
-    inputs, least = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "min")
-    if _given(args, kwargs, 2, "max") is not None or not _is_zero(least):
+@reads(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, torch.clamp_min, Tensor.clamp_min)
+def _clamp(
+    input: Any, min: Any = None, max: Any = None, in_place: bool = False, **_: Any
+) -> Elementwise | None:
+    if max is not None or not _is_zero(min):
         return None
-    return Elementwise(inputs, RELU, in_place) if _keeps_shape(inputs, least) else None
+    return Elementwise(input, RELU, in_place) if _keeps_shape(input, min) else None
 
 
-def _threshold(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
-    bounds = _given(args, kwargs, 1, "threshold"), _given(args, kwargs, 2, "value")
-    in_place = in_place or bool(_given(args, kwargs, 3, "inplace"))
-    if not all(_is_zero(bound) for bound in bounds):
+reads(
+    torch.clamp_, Tensor.clamp_, torch.clip_, Tensor.clip_, torch.clamp_min_, Tensor.clamp_min_
+)(partial(_clamp, in_place=True))  # fmt: skip
+
+
+@reads(F.threshold, torch.threshold)
+def _threshold(input: Any, threshold: Any, value: Any, inplace: Any = False) -> Elementwise | None:
+    if not (_is_zero(threshold) and _is_zero(value)):
         return None
-    return Elementwise(_given(args, kwargs, 0, "input"), RELU, in_place)
+    return Elementwise(input, RELU, bool(inplace))
 
 
-def _maximum(args: Args, kwargs: Kwargs) -> Elementwise | None:
-    left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
-    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+reads(torch.threshold_)(partial(_threshold, inplace=True))
+
+
+@reads(torch.maximum, Tensor.maximum, torch.max, Tensor.max, torch.fmax, Tensor.fmax)
+def _maximum(input: Any, other: Any = None, *_: Any, **__: Any) -> Elementwise | None:
+    if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
         return None  # the call computes the maximum of one tensor, or along an axis
-    for inputs, other in ((left, right), (right, left)):
-        if _keeps_shape(inputs, other) and _is_zero(other):
+    for inputs, least in ((input, other), (other, input)):
+        if _keeps_shape(inputs, least) and _is_zero(least):
             return Elementwise(inputs, RELU)
     return None
 
 
-def _where(args: Args, kwargs: Kwargs) -> Elementwise | None:
-    condition = _given(args, kwargs, 0, "condition")
-    return _chosen(condition, _given(args, kwargs, 1, "input"), _given(args, kwargs, 2, "other"))
+@reads(Tensor.where)
+def _where_method(input: Any, condition: Any, other: Any) -> Elementwise | None:
+    return _where(condition, input, other)
 
 
-def _where_method(args: Args, kwargs: Kwargs) -> Elementwise | None:
-    condition, other = _given(args, kwargs, 1, "condition"), _given(args, kwargs, 2, "other")
-    return _chosen(condition, args[0], other)
+@reads(torch.masked_fill, Tensor.masked_fill)
+def _masked_fill(input: Any, mask: Any, value: Any) -> Elementwise | None:
+    return _where(mask, value, input)
 
 
-def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
-    mask, value = _given(args, kwargs, 1, "mask"), _given(args, kwargs, 2, "value")
-    return _chosen(mask, value, _given(args, kwargs, 0, "input"))
-
-
-def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
+@reads(torch.where)
+def _where(condition: Any, input: Any = None, other: Any = None, **_: Any) -> Elementwise | None:
     """Return the ReLU that a choice between two values computes, or ``None`` if it is no ReLU.
 
-    Where the condition is true, ``where`` is chosen, else ``elsewhere``; each is a tensor or
+    Where the condition is true, ``input`` is chosen, else ``other``; each is a tensor or a
     number. It is a ReLU if zeros are chosen exactly where the other value is not positive.
     """
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
-    for inputs, other, is_kept in ((where, elsewhere, True), (elsewhere, where, False)):
+    for inputs, filled, is_kept in ((input, other, True), (other, input, False)):
         if not isinstance(inputs, Tensor) or inputs.shape != condition.shape:
             continue
         kept = condition if is_kept else ~condition
-        if _keeps_shape(inputs, other) and _is_zero(other) and _is_mask(kept, inputs):
+        if _keeps_shape(inputs, filled) and _is_zero(filled) and _is_mask(kept, inputs):
             return Elementwise(inputs, RELU)
     return None
 
 
-def _product(args: Args, kwargs: Kwargs) -> Elementwise | None:
-    left, right = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "other")
-    if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.shape != right.shape:
+@reads(torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)
+def _product(input: Any, other: Any, **_: Any) -> Elementwise | None:
+    tensors = isinstance(input, Tensor) and isinstance(other, Tensor)
+    if not tensors or input.shape != other.shape:
         return None
-    for inputs, mask in ((left, right), (right, left)):
+    for inputs, mask in ((input, other), (other, input)):
         # Most products have other factors than a mask. The first entry rules most of them out.
         if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
@@ -535,26 +556,36 @@ def _product(args: Args, kwargs: Kwargs) -> Elementwise | None:
     return None
 
 
-def _leaky(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise:
-    slope = float(_given(args, kwargs, 1, "negative_slope", 0.01))
-    in_place = in_place or bool(_given(args, kwargs, 2, "inplace"))
-    return _tilted(_given(args, kwargs, 0, "input"), slope, in_place)
+@reads(F.leaky_relu)
+def _leaky(input: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Elementwise:
+    return _tilted(input, float(negative_slope), bool(inplace))
 
 
-def _parametric(args: Args, kwargs: Kwargs) -> Elementwise:
-    inputs, slope = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "weight")
-    if slope.numel() > 1:  # one slope for each channel
-        slope = slope.reshape(-1, *[1] * (inputs.ndim - 2))
-    return _tilted(inputs, slope)
+reads(F.leaky_relu_)(partial(_leaky, inplace=True))
 
 
-def _randomised(args: Args, kwargs: Kwargs, in_place: bool = False) -> Elementwise | None:
-    lower = _given(args, kwargs, 1, "lower", 1 / 8)
-    upper = _given(args, kwargs, 2, "upper", 1 / 3)
-    if _given(args, kwargs, 3, "training", False) and lower != upper:
+@reads(torch.prelu, Tensor.prelu)
+def _parametric(input: Any, weight: Any) -> Elementwise:
+    if weight.numel() > 1:  # one slope for each channel
+        weight = weight.reshape(-1, *[1] * (input.ndim - 2))
+    return _tilted(input, weight)
+
+
+@reads(F.rrelu, torch.rrelu)
+def _randomised(
+    input: Any,
+    lower: Any = 1 / 8,
+    upper: Any = 1 / 3,
+    training: Any = False,
+    inplace: Any = False,
+    **_: Any,
+) -> Elementwise | None:
+    if training and lower != upper:
         return None
-    in_place = in_place or bool(_given(args, kwargs, 4, "inplace"))
-    return _tilted(_given(args, kwargs, 0, "input"), (lower + upper) / 2, in_place)
+    return _tilted(input, (lower + upper) / 2, bool(inplace))
+
+
+reads(torch.rrelu_)(partial(_randomised, inplace=True))
 
 
 def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> Elementwise:
@@ -607,26 +638,3 @@ def _numbers(values: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(values):
         values = _functorch.get_unwrapped(values)
     return values
-
-
-for _read, _functions in (
-    (_plain, (F.relu, torch.relu, Tensor.relu)),
-    (partial(_plain, in_place=True), (torch.relu_, Tensor.relu_)),
-    (_clamp, (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)),
-    (_clamp, (torch.clamp_min, Tensor.clamp_min)),
-    (partial(_clamp, in_place=True), (torch.clamp_, Tensor.clamp_, torch.clip_, Tensor.clip_)),
-    (partial(_clamp, in_place=True), (torch.clamp_min_, Tensor.clamp_min_)),
-    (_threshold, (F.threshold, torch.threshold)),
-    (partial(_threshold, in_place=True), (torch.threshold_,)),
-    (_maximum, (torch.maximum, Tensor.maximum, torch.max, Tensor.max, torch.fmax, Tensor.fmax)),
-    (_where, (torch.where,)),
-    (_where_method, (Tensor.where,)),
-    (_masked_fill, (torch.masked_fill, Tensor.masked_fill)),
-    (_product, (torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)),
-    (_leaky, (F.leaky_relu,)),
-    (partial(_leaky, in_place=True), (F.leaky_relu_,)),
-    (_parametric, (torch.prelu, Tensor.prelu)),
-    (_randomised, (F.rrelu, torch.rrelu)),
-    (partial(_randomised, in_place=True), (torch.rrelu_,)),
-):
-    READERS.update(dict.fromkeys(_functions, _read))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.activations import READERS, Elementwise, require_dispatched
+from flwr_leakage.attacks.network.activations import READERS, Elementwise, reads
 
 Pair = tuple[int, int]
 
@@ -45,14 +45,6 @@ class Geometry(NamedTuple):
     ) -> "Geometry":
         """Return the geometry of settings that are each (rows, columns), or a number for both."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
-
-    def positions(self, size: Iterable[int]) -> Pair:
-        """Return how many rows and columns the outputs have, for inputs of size (H, W)."""
-        height, width = (
-            (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
-            for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
-        )
-        return height, width
 
     def patches(self, inputs: Tensor) -> Tensor:
         """Return the patches (B, C·K, P) of inputs (B, C, H, W) at P output positions.
@@ -293,29 +285,6 @@ class Other:
 Op = Affine | Elementwise | Pool | Normalise | Lookup | Other
 """The operations that a call in a forward pass may compute."""
 
-_LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
-
-
-def reads(
-    *functions: Callable[..., Any],
-) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Return a decorator that registers a function as the reader of calls of these torch functions.
-
-    The decorated function takes the arguments of such a call. It returns the operation that the
-    call computes, or ``None`` if it computes none of the known kinds.
-
-    Raises:
-        ValueError: torch does not dispatch one of them, so that its calls are not seen.
-    """
-    for function in functions:
-        require_dispatched(function)
-
-    def add(read: Callable[..., Op | None]) -> Callable[..., Op | None]:
-        _LAYER_READERS.update(dict.fromkeys(functions, read))
-        return read
-
-    return add
-
 
 def read_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -325,11 +294,8 @@ def read_call(
     Linear layers that are written as a product with a transposed weight take several calls, and are
     not recognised here; see :class:`flwr_leakage.attacks.network.trace.Trace`.
     """
-    layer = _LAYER_READERS.get(function)
-    if layer is not None:
-        return layer(*args, **kwargs)
-    activation = READERS.get(function)
-    return None if activation is None else activation(args, kwargs)
+    read = READERS.get(function)
+    return None if read is None else read(*args, **kwargs)
 
 
 @reads(F.linear)

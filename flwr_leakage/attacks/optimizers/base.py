@@ -76,6 +76,16 @@ class Optimizer(Protocol):
         ...
 
 
+def of_one(function: Callable[[Tensor], Tensor]) -> Evaluate:
+    """Return the objective of one row, from a differentiable function of its variables (D,)."""
+
+    def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, value = torch.func.grad_and_value(function)(points[0])
+        return value[None], gradient[None]
+
+    return evaluate
+
+
 class FirstValues:
     """An objective that records the first value of each of its rows.
 

@@ -126,11 +126,9 @@ class Turn:
     def __call__(self, vectors: Float[Tensor, "... T heads h"]) -> Float[Tensor, "... T heads h"]:
         """Return the queries or keys, each rotated by the angles of its position."""
         turned = _paired(vectors, self.is_halved) * self.angles[:, None]
-        return (
-            torch.cat([turned.real, turned.imag], -1)
-            if self.is_halved
-            else (torch.view_as_real(turned).flatten(-2))
-        )
+        if self.is_halved:
+            return torch.cat([turned.real, turned.imag], -1)
+        return torch.view_as_real(turned).flatten(-2)
 
 
 def _paired(vectors: Tensor, is_halved: bool) -> Tensor:

@@ -134,9 +134,7 @@ def separate_steps(
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
-        found = _search(sums, layer)
-        if found is not None and (best is None or found.misfit < best.misfit):
-            best = found
+        best = _better(best, _search(sums, layer))
         if best is not None and best.misfit <= SOLVED_MISFIT:
             break
     # On development draws, the first step was right up to a misfit of 100, and only steps with
@@ -163,9 +161,7 @@ def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
         begin = partial(_begin, start, sums, layer)
-        found = _attempt(sums, layer, begin, stages, reach)
-        if found is not None and (best is None or found.misfit < best.misfit):
-            best = found
+        best = _better(best, _attempt(sums, layer, begin, stages, reach))
         if best is not None and best.misfit <= SOLVED_MISFIT:
             return best
     if best is None:
@@ -177,6 +173,13 @@ def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
         found = _attempt(sums, layer, begin, LATE_STAGES)
         if found is not None and found.misfit < best.misfit:
             best = found
+    return best
+
+
+def _better(best: "_Mixture | None", found: "_Mixture | None") -> "_Mixture | None":
+    """Return the mixture of less misfit; the first one if both have the same."""
+    if best is None or (found is not None and found.misfit < best.misfit):
+        return found
     return best
 
 

@@ -10,7 +10,7 @@ from flwr_leakage.attacks.exact.recover_features import recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.models.resnet import ResNet
+from flwr_leakage.models.resnet import BasicBlock, ResNet
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 
@@ -46,10 +46,15 @@ def test_no_window_is_lost_where_a_flat_area_repeats_a_value():
     torch.testing.assert_close(groups.errors.sum(), errors.flatten()[values[0] > 0].sum())
 
 
+class TwoBlocks(ResNet):
+    stage_sizes = (1, 1)
+    block_kind = BasicBlock
+
+
 def test_features_are_read_through_overlapping_max_pooling_and_fitted():
     torch.manual_seed(0)
     shape = (3, 16, 16)
-    gradient_map = GradientMap(ResNet(shape, 4, (1, 1), 32, stem="large"), batch_norm="running")
+    gradient_map = GradientMap(TwoBlocks(shape, 4, 32, stem="large"), batch_norm="running")
     spec = InputSpec(shape, 4, (0.5,) * 3, (0.25,) * 3)
     pixels = F.interpolate(torch.rand(1, 3, 5, 5), 16, mode="bicubic").clamp(0, 1)
     batch = Batch(spec.normalize(pixels), torch.tensor([2]))

@@ -3,7 +3,8 @@ import torch
 from relu_spellings import SPELLINGS
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.activations import READERS, RELU
+from flwr_leakage.attacks.network.activations import RELU
+from flwr_leakage.attacks.network.calls import read_call
 from flwr_leakage.function_mode import FunctionMode
 
 
@@ -13,8 +14,7 @@ class Calls(FunctionMode):
         self.found = []
 
     def on_call(self, function, args, kwargs):
-        read = READERS.get(function)
-        call = None if read is None else read(args, kwargs)
+        call = read_call(function, args, kwargs)
         if call is not None:
             self.found.append((call, call.inputs.detach().clone()))
         return function(*args, **kwargs)
