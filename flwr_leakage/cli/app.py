@@ -504,8 +504,8 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
-    """Write the report of a run, and print the verdict and that ``done`` rounds were added.
-    ``what`` is the verb for what was done with them.
+    """Write the report of a run, and print the number ``done`` of rounds that the command
+    completed, with the participle ``what``, such as ``attacked``, and the verdict on the run.
     """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
@@ -717,7 +717,7 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
     """Return the Hydra overrides of a run with one client and one round, in which the user's
-    ``given`` overrides take precedence. The command needs those in ``fixed``.
+    overrides, ``given``, take precedence over all but those of the command, ``fixed``.
     """
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]

@@ -56,8 +56,8 @@ def kept_run_of_folder(
 
 
 def workers_of(told: str, run: KeptRun) -> int | RayTasks:
-    """Return where attacks run: a number of processes, or, for ``ray``, the tasks of a Ray cluster,
-    for which the kept updates hold settings.
+    """Return where attacks run by the text ``told``: a number of processes, or, for ``ray``, tasks
+    of a Ray cluster with the settings of ``run``.
 
     Raises:
         ValueError: the text is neither a positive number nor ``ray``.

@@ -42,8 +42,8 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """Return rows of a kind of work, how often it is done, and its time, from each run's work and
-    the ``total`` estimated time by kind.
+    """Return the rows of a dry run's table: a kind of work, how often all runs do it, and its
+    estimated time. ``works`` has the counts of each run, ``total`` the times of all by kind.
     """
 
     def of(name: str) -> int:
@@ -87,8 +87,8 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return sentences on how the ``total`` estimated time of each kind of work was derived from
-    the runs' works.
+    """Return sentences on what the estimated times rest on, and what is not in them. ``works`` has
+    the counts of each run, ``total`` the times of all by kind of work.
     """
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]

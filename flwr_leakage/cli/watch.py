@@ -84,8 +84,8 @@ def print_lines(runs: Iterator[RunData], console: Console) -> None:
 
 
 def lines(run: RunData) -> dict[str, str]:
-    """Return the lines to print on a run, by names that let changes be noticed: its ended rounds,
-    the verdict, and whether it is over.
+    """Return the lines to print on a run: its ended rounds, the verdict, and whether it is over.
+    The keys, such as ``round 3``, stay the same from call to call, so that changes can be found.
     """
     records_of = grouped((record.server_round, record) for record in run.records)
     ended = sorted(r.server_round for r in run.records if r.name == "round_wall_seconds")

@@ -101,7 +101,7 @@ class Comparison:
     Attributes:
         settings: the names of the settings in which the runs differ.
         groups: the groups of runs with equal settings, in the order of their first runs.
-        problems: in words, folders that could not be read, and runs that are unfinished or broken.
+        problems: sentences on folders that could not be read, and unfinished or broken runs.
     """
 
     settings: tuple[str, ...]

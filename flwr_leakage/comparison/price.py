@@ -8,7 +8,7 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Return a sentence for each group with a defense whose twin without one is compared, too."""
+    """Return sentences on each group with a defense, beside the else equal group without one."""
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
     }

@@ -112,7 +112,7 @@ class LoadedPartition:
             raise ValueError(f"num_partitions must be at least 1, got {self.num_partitions}.")
 
     def convert(self, columns: Columns) -> ImageDataset:
-        """Return a dataset of any table with the same columns, such as the test set."""
+        """Return a dataset of a table with the image and label columns, such as a test set."""
         told = (self.name, self.mean, self.std, self.class_names)
         return dataset_from_columns(columns, *told, self.image_column, self.label_column)
 

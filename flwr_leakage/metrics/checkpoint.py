@@ -74,9 +74,9 @@ def matches(path: Path) -> bool:
 
 
 def fetch(url: str, path: Path, seconds: float) -> None:
-    """Download a file of at most so many seconds' transfer; a partial file is removed. The name of
-    ``path``, to which it is saved, holds the digest. The transfer runs in a thread, as no time
-    limit of a socket covers the look-up of a host name.
+    """Download a file to ``path``, whose name holds its digest, in at most ``seconds``; a partial
+    file is removed. The transfer runs in a thread, as no time limit of a socket covers the look-up
+    of a host name.
 
     Raises:
         OSError: there is no network, or it is too slow.

@@ -55,9 +55,9 @@ class Evaluator:
     ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, fitted to the
     truth; ``blind_affine_psnr`` is that of the blind guess, made without the update.
 
-    For texts the metrics are the share of tokens in place, with the grade as the note; exact texts;
-    ROUGE-L; the share of a text's distinct tokens that the attack names at all; found labels; and
-    the rank of the original among other texts.
+    For texts the metrics are the share of tokens in place, with a note such as ``most tokens``;
+    exact texts; ROUGE-L; the share of a text's distinct tokens that the attack names at all; found
+    labels; and the rank of the original among other texts.
 
     Attributes:
         psnr_cap_db: the largest PSNR in dB that is reported; larger ones, such as those of exact
@@ -146,8 +146,8 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A function that makes a measurement of all samples from the values of matched ones. The
-    others get no number, and ``problem`` as their note.
+    """A function that makes a measurement of all ``count`` samples from the values of some, whose
+    indices are ``rows``. The others get no number, and ``problem`` as their note.
     """
 
     count: int
@@ -176,8 +176,8 @@ class _Rows:
         measure: Callable[[], Tensor],
         note: str = "",
     ) -> Measurement:
-        """Return a measurement by a metric of the matched samples. If the metric does not apply,
-        it has no values, and its notes say why for each sample.
+        """Return the measurement that ``measure`` gives for the samples in ``rows``. If this metric
+        does not apply, there are no values, and notes say why for each sample.
         """
         try:
             values = measure().tolist() if self.rows else []
@@ -270,9 +270,9 @@ def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
-    """Return measurements of the blind guess (made without the update), and of whether
-    reconstructions identify originals among other images. ``ours`` and ``theirs`` are matched
-    reconstructions and originals, ``truth`` all originals, as pixels; ``measure`` makes a
+    """Return measurements of the blind guess (made without the update), and the rank of each
+    original among other images by likeness to its reconstruction. ``ours`` and ``theirs`` are
+    matched reconstructions and originals, ``truth`` all originals, as pixels; ``measure`` makes a
     measurement of all samples from matched ones.
     """
     guesses = reference.guess.to(truth).expand_as(truth)

@@ -80,7 +80,8 @@ def rouge_l(
 def text_grade(accuracy: float, blind: float) -> TextGrade:
     """Return in words how much of a text is recovered beyond a blind guess.
 
-    *Most* and *some* tokens are at least a half and a tenth of those that the guess misses.
+    ``most tokens`` and ``some tokens`` are at least a half and a tenth of those that the guess
+    misses.
 
     Args:
         accuracy: the share of tokens in place.

@@ -77,7 +77,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Return lines on a further run, with its command; none where this run suffices."""
+        """Return the lines and commands that advise a further run; none if the advice has none."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 
@@ -88,8 +88,8 @@ def advise(
     asked: Sequence[Remedy],
     events: Sequence[RunEvent] = (),
 ) -> Advice:
-    """Return the advice that follows from a run's records, settings, defenses and events. ``asked``
-    are the defenses under which copies of the updates were attacked.
+    """Return the report's advice on a run, from its records, settings and events. ``asked`` are the
+    defenses under which the run attacked copies of its updates.
     """
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
@@ -130,8 +130,9 @@ def advise(
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
-    """Return the step that advises a new run, with its command if the run was a simulation. The new
-    run uses a defense, and removes the reasons in ``wanted`` for which this run gives no answer.
+    """Return the step that advises a new run under a defense, with its command if the run was a
+    simulation. ``wanted.changes`` are the settings that remove what kept this run from an answer to
+    whether training may go on.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -157,9 +158,9 @@ def _in_short(
     unsure: set[int],
     nothing_seen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the advice in short: changes to training of which one is to be tested, or another run.
-    ``unsure`` are clients whose updates their recorded training does not give, and ``nothing_seen``
-    judges a run that shows no sample.
+    """Return the advice in short lines: where a sample is seen, changes to training of which to
+    test one; elsewhere what ``nothing_seen``, the judgement of a run that shows no sample, advises.
+    ``unsure`` are clients whose training, repeated, does not give the update that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -216,9 +217,9 @@ def _unseen_in_short(
     lines: Sequence[str],
     unseen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the advice in at most ``MAX_LINES`` lines, for a run in which no sample is seen.
-    ``lines`` come first. ``asked`` are the defenses under which copies of the updates were
-    attacked. ``unseen`` is the judgement of the run.
+    """Return the advice in at most ``MAX_LINES`` lines, for a run whose reconstructions show no
+    sample, not even in part. The texts in ``lines`` stand first, ``asked`` are the defenses under
+    which the run attacked copies of its updates, and ``unseen`` is the judgement of such a run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
@@ -245,9 +246,9 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
-    """Return the conditions to train on, in short. They begin with ``condition``, the words before
-    "only if"; ``run`` names the run that must meet them. ``is_accepted`` drops the condition that
-    nothing is told beyond chance, which the server may then know.
+    """Return a line such as "Go on only if the new run meets …", of which ``condition`` is "Go on"
+    and ``run`` "the new run". It asks that no sample is seen, nothing else is told beyond chance,
+    all clients are attacked and no attack is cut off. ``is_accepted`` drops the second of these.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return (
@@ -263,8 +264,8 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return words for the findings of a run that shows no sample: how many originals are
-    identified and labels inferred beyond chance, and how many tested records were found to be used.
+    """Return words for what a run that shows no sample tells all the same: originals identified and
+    labels inferred, where more than by chance, and records found to be used in training.
     """
     told = []
     if beyond_chance(found):
@@ -282,8 +283,8 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> Labels | None:
-    """Return the numbers of rightly inferred labels; ``None`` if they are no more than chance has
-    right.
+    """Return how many labels the attacks inferred rightly, and how many a guess has right; ``None``
+    if chance explains the number, or labels were not inferred.
     """
     told = labels_right(index, found)
     return told if told and told.is_beyond_guess and labels_inferred(index, metadata) else None
@@ -337,7 +338,7 @@ def _briefly(clients: set[int]) -> str:
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
     """Return a sentence on whose samples the server sees, and how many. ``leaking`` are the clients
-    with exact or recognisable samples.
+    with samples whose reconstruction is exact or recognisable.
     """
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
@@ -351,7 +352,7 @@ MAX_CLIENTS = 4
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
-    """Return the numbers of the clients of whose samples a reconstruction has one of the grades."""
+    """Return the numbers of clients with a sample whose reconstruction has one of the grades."""
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
@@ -380,7 +381,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds in which the attempts show a sample, wholly or in part."""
+    """Return words for the rounds of these attacks in which a sample is seen, wholly or in part."""
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -420,9 +421,9 @@ def _to_mend(unsure: set[int]) -> str:
 def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> Step:
-    """Return the advice's step on which of the defenses hides what leaks. ``asked`` are the
-    defenses under which copies of the updates were attacked. ``at_risk`` are clients with samples
-    seen.
+    """Return the advice's step on which defenses hide the samples of the clients ``at_risk``, which
+    are seen without them. ``asked`` are the defenses, under which copies of the updates were
+    attacked.
     """
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -486,8 +487,9 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return a note on a defense: how much of the clients ``at_risk`` stays visible under it, how
-    far it moves an update, and how many attacks the time limit ended.
+    """Return a note on a defense: how many images of the clients ``at_risk`` are still seen under
+    it, how much it changes an update as a share of its norm, and how many attacks on updates under
+    it the time limit ended.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
@@ -520,9 +522,9 @@ def _go_on_if(
     with_changes: bool = False,
     with_labels: bool = False,
 ) -> Step:
-    """Return the advice's step on the conditions to go on training. ``with_changes`` tells whether
-    changes were advised of which the new run tests one, ``with_labels`` whether the attack inferred
-    labels, which adds a condition.
+    """Return the advice's step that lists the conditions for going on with training, which a new
+    run has to meet. ``with_changes`` says that the new run makes one of the changes that the advice
+    lists, and ``with_labels`` that the attack inferred labels, which adds a condition.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""

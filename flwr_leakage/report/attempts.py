@@ -95,7 +95,7 @@ NO_LEAK = (-len(GRADES) - 1, False, float("-inf"))
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a sort key for places (round, client, sample) that puts the worst attempt first."""
+    """Return a sort key by which the places (round, client, sample) that leak most come first."""
 
     def order(key: Key) -> tuple[float, ...]:
         place, identified, near = attempt_of[key].leak if key in attempt_of else NO_LEAK
@@ -105,9 +105,10 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 
 
 def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
-    """Return an attempt for each attacked sample, by round, client and sample. ``under`` names a
-    defense: attempts under it are then returned, in place of those on updates as they were sent.
-    With the ``kind`` of records ``probe``, ``under`` is the number of samples of a single step.
+    """Return an attempt for each attacked sample, sorted by round, client and sample. With a
+    defense's name as ``under``, they are those on copies of the updates under this defense, not on
+    the updates as sent. With the ``kind`` ``probe``, they are those on what-if single training
+    steps on as many samples as ``under`` says.
     """
     kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -159,7 +160,7 @@ def what_if_names(index: Index) -> list[str]:
 
 
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
-    """Return how many attempts have each grade; attempts without a grade are left out."""
+    """Return how many attempts on a sample have each grade, without those that have none."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
@@ -173,7 +174,7 @@ def grades_told(found: Sequence[Attempt]) -> str:
 
 
 def worst_of(places: Iterable[tuple[K, Attempt]]) -> dict[K, Attempt]:
-    """Return the attempt that leaks most of those at each place; of equal ones, the first."""
+    """Return, by place (any key), the attempt on it that leaks most; of equal ones, the first."""
     return {
         place: max(held, key=lambda attempt: attempt.leak)
         for place, held in grouped(places).items()
@@ -197,8 +198,8 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """Return in words how many attacked images are exact or recognisable, by each image's worst
-    attempt.
+    """Return words such as ``2 of the 5 attacked images`` for how many images are reconstructed
+    exactly or recognisably. ``each`` holds the attempt on each image that leaks most.
     """
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     noun = each[0].sample
@@ -339,8 +340,9 @@ def limit_told(limit: float | None) -> str:
 
 
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
-    """Return the (round, client) of every update on which the time limit ended the attack. Updates
-    that the chosen attack had solved, or all of whose images are exact, are left out.
+    """Return the (round, client) of every update on which the time limit ended the attack. Left out
+    are updates whose images are all exact, and those solved by the attack that a portfolio chose
+    among several.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -352,7 +354,7 @@ _CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
 
 
 def _solved(note: str) -> bool:
-    """Return whether the note of a result says that the chosen attack solved the update."""
+    """Return whether a note says that the attack chosen among several solved the update."""
     chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
@@ -374,9 +376,9 @@ answer explains most of an update: beyond it more than half of the update has an
 
 
 def unexplained(index: Index) -> dict[Place, float]:
-    """Return, by (round, client), the distance ‖g(x̂) − g*‖² / ‖g*‖² of the updates that the
-    attack's answer x̂ does not reproduce (above ``EXPLAINED``), with g(x̂) its gradient and g* the
-    observed one. An answer that reproduces an update to within a defense's noise is left out.
+    """Return, by (round, client), the distance ‖g(x̂) − g*‖² / ‖g*‖² between the gradient g(x̂) of
+    the attack's answer x̂ and the observed g*, for the updates where it is above ``EXPLAINED``. An
+    answer that reproduces an update to within a defense's noise is left out.
     """
     told = index.series("attack", "objective").items()
     return {
@@ -392,8 +394,8 @@ def unexplained(index: Index) -> dict[Place, float]:
 def ended_by_time(
     index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
 ) -> tuple[str, ...]:
-    """Return a single sentence on the updates on which the time limit ended the attack; none if it
-    ended none.
+    """Return one sentence on the updates on which the time limit (``limit`` CPU seconds) ended the
+    attack; an empty tuple if there are none.
     """
     stopped = ended(index, found)
     if not stopped:
@@ -417,9 +419,9 @@ def unexplained_told(
     replayed: Collection[Place],
     with_defense: bool,
 ) -> tuple[str, ...]:
-    """Return sentences on updates without a leak that the attack's answer does not reproduce.
-    ``replayed`` are updates for which a repetition of the client's training gave the update.
-    ``with_defense`` tells whether a defense may have changed updates.
+    """Return sentences on updates in which no sample is seen and from which the gradient of the
+    attack's answer is far. ``replayed`` are the updates that a repetition of the client's training
+    gave again. ``with_defense`` tells whether a defense may have changed updates.
     """
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
     places = {place: left for place, left in unexplained(index).items() if place not in seen}
@@ -463,13 +465,13 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether more reconstructions identify their original than :func:`by_chance` gives."""
+    """Return whether more reconstructions identify their original than :func:`by_chance` says."""
     most = by_chance(found)
     return most is not None and identified(found)[0] > most
 
 
 def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
-    """Return whether attacks inferred the labels, by the run's settings or the attacks' notes."""
+    """Return whether the settings or the attacks' notes say that labels had to be inferred."""
     notes = [record.note for record in index.series("attack", "objective").values()]
     return any("labels inferred" in str(told) for told in (metadata.get("threat", ""), *notes))
 
@@ -479,12 +481,12 @@ class Labels(NamedTuple):
 
     Attributes:
         right: the number of right labels.
-        whole: the number of attempts on a sample of known class. One without an answer counts as
-            wrong.
-        commonest: the number of labels that always naming the commonest class has right.
-        known: the number of attempts whose class is known, of which ``commonest`` counts some.
-        by_chance: the number of right labels that guesses of the commonest class exceed with a
-            probability of at most 5 %; ``None`` if no class is known.
+        whole: the number of attempts that count; one without an answer counts as wrong.
+        commonest: how many of ``known`` are right if the commonest class is always named.
+        known: the number of attempts on samples whose class is recorded, at most ``whole``.
+        by_chance: the number of right labels of ``whole`` that guesses, each right with probability
+            ``commonest / known``, exceed with a probability of at most 5 %; ``None`` if no class is
+            recorded.
     """
 
     right: int
@@ -495,12 +497,12 @@ class Labels(NamedTuple):
 
     @property
     def is_beyond_guess(self) -> bool:
-        """Return whether more labels are right than guesses of the commonest class have."""
+        """Return whether more labels are right than ``by_chance``."""
         return self.by_chance is not None and self.right > self.by_chance
 
 
 def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
-    """Return how many labels the attacks had right; ``None`` if no true label is known."""
+    """Return how many labels attacks and guesses have right; ``None`` if no truth is known."""
     told = values(index.series("metric", "label_accuracy"))
     if not told:
         return None
@@ -512,15 +514,15 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
 
 
 def identified(found: Sequence[Attempt]) -> tuple[int, int]:
-    """Return how many attempts identify their original, and for how many it was looked for."""
+    """Return how many attempts identify their original (rank 1), and how many looked for it."""
     ranks = [attempt.rank for attempt in found if attempt.rank is not None]
     return ranks.count(1), len(ranks)
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
-    """Return the number of originals that random guesses exceed with a probability of at most 5 %;
-    ``None`` if no original was looked for. ``attempts`` is the number of guesses; 0 for as many as
-    attempts in ``found``.
+    """Return the number of identified originals that random guesses exceed with a probability of at
+    most 5 %; ``None`` if no original was looked for. ``attempts`` is the number of guesses; 0 for
+    as many as ``found`` has attempts whose original was looked for.
     """
     size = pool_of(found)
     return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
@@ -535,7 +537,7 @@ def pool_of(found: Sequence[Attempt]) -> int:
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
-    """Return a condition for going on: how many originals a new run may identify at most."""
+    """Return words for how many originals a new run may identify, if training is to go on."""
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"
     if most is not None:

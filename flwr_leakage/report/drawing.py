@@ -208,8 +208,8 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Draw the grades that PSNR alone gives as bands above the median PSNR of the blind guess, on a
-    scale from ``low`` to ``top`` dB.
+    """Draw the PSNRs that have each grade as bands, on a scale from ``low`` to ``top`` dB. All but
+    ``exact`` begin at a distance from the median PSNR of the blind guess, made without the update.
     """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:

@@ -251,7 +251,7 @@ def _story_details(
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """Return a chart over the rounds for every quantity of a kind of record whose values differ."""
+    """Return a chart over the rounds for each varying quantity of a kind, such as ``score``."""
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
@@ -405,8 +405,8 @@ AVOID = "Do not rely on it here."
 
 
 def agreements(index: Index) -> list[Agreement]:
-    """Return for each score whether it ranks samples as the attack's PSNR does, or else its RMSE or
-    MSE. A score that is equal for all samples is left out.
+    """Return for each score whether it ranks samples as their PSNR does in the attack's result, or
+    as RMSE or MSE where no PSNR was recorded. A score that is equal for all samples is left out.
     """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
     names = [name for name in index.names("score") if not is_constant(index.series("score", name))]

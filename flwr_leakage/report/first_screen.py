@@ -83,8 +83,8 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return the figure on labels: how many the attack had right, beside the guess without an
-    update that names the commonest class for every sample.
+    """Return the figure on labels: how many the attack had right, or had by the section ``large``
+    on clients of many samples, beside how many a guess without an update has right.
     """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
@@ -135,8 +135,8 @@ class Worst:
 
 
 def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
-    """Return the sample that leaks most, with its reconstructions without a defense and under the
-    one that shows least; ``None`` if the gallery shows no sample.
+    """Return the sample that leaks most, with its reconstructions without a defense and under that
+    defense of ``asked`` under which least is seen; ``None`` if the gallery shows no sample.
     """
     if not gallery.exhibits:
         return None

@@ -93,8 +93,8 @@ class Gallery:
     """The images that the page shows, with the words about them.
 
     Attributes:
-        highlights: the worst, the median and the least leak of three images or more, each image by
-            the worst attempt on it.
+        highlights: the images with the worst, the median and the least leak, each by the worst
+            attempt on it; empty for fewer than three images.
         exhibits: all samples that are shown, the worst leak first.
         is_graded: whether any image has a grade, so that leaks can be ranked.
         left_out: the number of samples with a reconstruction that are not shown.

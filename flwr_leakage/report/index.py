@@ -121,23 +121,23 @@ class Index:
 
 
 def known(series: Series) -> dict[Key, float]:
-    """Return the known values of a series by (round, client, sample)."""
+    """Return the values of a series of records by (round, client, sample), without missing ones."""
     return {key: record.value for key, record in series.items() if record.value is not None}
 
 
 def values(series: Series) -> list[float]:
-    """Return the known values of a series, without their keys (round, client, sample)."""
+    """Return the values of a series of records as a list, without missing ones."""
     return list(known(series).values())
 
 
 def is_constant(series: Series) -> bool:
-    """Return whether at least two values of a series are known, and all known ones are equal."""
+    """Return whether a series has at least two values that are not missing, and these are equal."""
     told = values(series)
     return len(told) > 1 and len(set(told)) == 1
 
 
 def by_round(series: Series) -> dict[int, list[float]]:
-    """Return lists of the known values of a series, keyed by the round."""
+    """Return lists of the values of a series that are not missing, keyed by the round."""
     return grouped((key[0], value) for key, value in known(series).items())
 
 

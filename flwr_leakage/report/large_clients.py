@@ -174,7 +174,7 @@ def _labels(
 
     The guesses, equal counts and the mean frequencies of the round's clients, do not use the
     update. ``known`` and ``true`` are inferred and true counts by (round, client). ``is_changed``
-    tells whether a defense changed the updates, which the server's expectation ignores.
+    tells whether a defense changed the updates, for which the table's expected share does not hold.
     """
     rows, right = [], []
     series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
@@ -262,9 +262,9 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
-    """Return a table and a sentence on attacks on single training steps, one row for each number of
-    samples in ``sizes``. No client sent these steps: they are made from the same model, and without
-    a defense, as the sentence says if ``with_defense``, that is if the clients use one.
+    """Return a table and a sentence on what-if attacks on single training steps that no client
+    sent, one row for each number of samples in ``sizes``. ``with_defense`` tells whether clients
+    use a defense; the steps are made without it, as a note below the table then says.
     """
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:

@@ -67,10 +67,10 @@ class _Candidate:
         server_round: the round of the update with that p-value.
         client_id: the client of the update with that p-value.
         exact_in: the number of updates that provably contain the record, by algebra.
-        is_unresolved: whether its statistic there is beyond those of all null records (which cannot
-            be members), so that the p-value is only an upper bound.
-        is_composite: whether the gradients of that update's samples span the record's, which need
-            not be among them, and no update contains it by algebra.
+        is_unresolved: whether its statistic in that update is beyond those of all null records
+            (which cannot be members), so that the p-value is only an upper bound.
+        is_composite: whether its gradient is a linear combination of those of that update's
+            samples, without being among them, and no update contains it by algebra.
         is_silent: whether the record would change that update by less than its rounding.
         used: whether the record was in some update; ``None`` where no simulation knows it.
     """
@@ -190,7 +190,8 @@ def _told(called: int, exact: int) -> str:
 
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
     """Return a sentence on what evidence by algebra means, for the updates (round, client) that
-    gave it; none without any. ``forgeable`` tells whether own gradients of records were untested.
+    gave it; none without any. ``forgeable`` tells whether records' own gradients could not be
+    tested in some updates, so that a record made from an update may pass.
     """
     if not updates:
         return []

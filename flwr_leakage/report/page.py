@@ -243,7 +243,7 @@ def _script(name: str) -> str:
 
 
 def environment(*packages: str) -> Environment:
-    """Return the environment of pages whose templates lie in these packages, with its filters."""
+    """Return the Jinja environment, with its filters, for the templates in these packages."""
     found = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
@@ -329,7 +329,9 @@ def _moment(written: object) -> str:
 def _absent(
     index: Index, clients: Sequence[object], costs: Table, has_texts: bool, gallery: Gallery
 ) -> tuple[str, ...]:
-    """Return sentences that stand in place of sections that would be empty."""
+    """Return a sentence for each section that has nothing to show and is left out. ``clients`` are
+    the rows of the tables of clients, ``has_texts`` tells whether private texts are shown.
+    """
     unmeasured = "No attack was measured and no utility was recorded."
     if values(index.series("attack", "objective")):
         unmeasured = (

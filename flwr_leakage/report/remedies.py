@@ -97,8 +97,8 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
-    """Return a sentence on how many attacks on defended updates their time limit ended; ``ended``
-    tells it by (round, client).
+    """Return a sentence on how many attacks on updates under a defense the time limit ended.
+    ``ended`` tells for each (round, client) whether it did.
     """
     stopped = sum(ended.values())
     if not ended:
@@ -112,7 +112,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return a sentence on how the attack on defended updates differs from that without."""
+    """Return a sentence on whether attacks on updates under a defense had less time."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"
@@ -124,8 +124,8 @@ def attack_told(metadata: Mapping[str, Any]) -> str:
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
-    """Return a table of each client's grades, as sent and under each additional defense, the client
-    most at risk first.
+    """Return a table of the grades of each client's reconstructions, from its updates as sent and
+    under each additional defense, the client most at risk first.
     """
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []

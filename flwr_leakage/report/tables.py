@@ -135,7 +135,7 @@ def _utility(name: str, numbers: list[float]) -> str:
 
 
 def missing(index: Index, kind: str) -> tuple[str, ...]:
-    """Return sentences on the missing values of each quantity of a kind: how many, and why."""
+    """Return sentences on how many values of a kind, such as ``score``, are missing, and why."""
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     lpips: list[str] = []
     for name in index.names(kind):
@@ -253,9 +253,10 @@ def _of_clients(
     spared: Mapping[int, str],
     notes: tuple[str, ...],
 ) -> Table:
-    """Return a table of clients with ``columns`` of its own, whose ``cells`` are given by client,
-    between columns of what each client does, why it was not attacked (``spared``, by client),
-    whether it trained its updates, and its errors. Columns without content are left out.
+    """Return a table with a row for each client in ``cells``, which holds its entries for
+    ``columns``. Further columns tell its local training, why it was not attacked (``spared``),
+    whether repeating its training gives its updates, and its errors. Columns without content are
+    left out.
     """
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
@@ -331,7 +332,7 @@ UNDEFENDED = (
 
 
 def left_out_by_plan(index: Index) -> tuple[str, ...]:
-    """Return sentences on how many samples the plan of scoring left unscored to limit its cost."""
+    """Return sentences on how many samples were not scored, to limit the cost of scoring."""
     names_by_share: dict[tuple[int, int], list[str]] = {}
     for name in index.names("score"):
         told = {k: SPARED.match(r.note) for k, r in index.series("score", name).items()}

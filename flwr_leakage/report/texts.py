@@ -32,8 +32,8 @@ class Token:
     Attributes:
         word: the word that the token stands for, or its id.
         mark: in an original, ``placed`` if recovered at its place, ``named`` if only known to occur
-            in the batch, else ``missed``; in a recovered text, ``wrong`` if it differs from the
-            original.
+            in the batch, else ``missed``; in a recovered text, ``wrong`` where it differs from the
+            original, else ``placed``.
     """
 
     word: str
@@ -64,8 +64,8 @@ class TextGallery:
     Attributes:
         exhibits: the texts that are shown, the worst leak first.
         left_out: the number of texts that are not shown.
-        named: for updates with texts that were not recovered, words for the update and known
-            tokens.
+        named: for each update with a text that was not recovered, words for the update, and the
+            tokens that the attack knows to occur in it.
         table: the attacks' results by round; ``None`` where nothing was measured.
     """
 

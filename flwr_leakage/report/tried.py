@@ -1,4 +1,4 @@
-"""Judge a run in which no sample is seen: list what was tried, and what would say more."""
+"""Judge whether training may go on after a run that shows no sample, and what to run next."""
 
 import math
 import re
@@ -37,7 +37,7 @@ MAX_REASON = 400
 
 @dataclass(frozen=True)
 class Worth:
-    """The judgement of a run in which no sample is seen.
+    """The judgement whether training may go on after a run that shows no sample, not even in part.
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
@@ -63,7 +63,7 @@ class Worth:
 
     @property
     def asks_to_pause(self) -> bool:
-        """Return whether nobody can decide on the training before a new run says more."""
+        """Return whether training should pause until a new run says more."""
         return self.level == "unknown" or not self.is_sure
 
 
@@ -73,9 +73,9 @@ class _Doubt(NamedTuple):
     Attributes:
         places: the (round, client) of the updates; none where they were not attacked at all.
         told: the reason, as a clause.
-        do: sentences on what to do about it.
-        changes: the settings by which a simulation does it.
-        command: a command that does it without another simulation; empty if there is none.
+        do: sentences that advise how to remove the doubt.
+        changes: the settings with which a new simulation removes it.
+        command: a command that removes it without a new simulation; empty if there is none.
     """
 
     places: Collection[Place]
@@ -92,7 +92,10 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return the judgement of a run in which no sample is seen."""
+    """Return the judgement whether training may go on after a run whose reconstructions show no
+    sample. ``found`` tells the outcome for each attacked sample, and ``fate`` which updates were
+    attacked.
+    """
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
@@ -172,8 +175,8 @@ def worth(
 
 
 def _by_labels(noun: str) -> str:
-    """Return a sentence for a run that attacked no sample but inferred class counts: by what to
-    decide on training then. ``noun`` is the plural for samples.
+    """Return a sentence for a run that attacked no sample but inferred class counts: which of its
+    results to decide about training by. ``noun`` is the plural for samples.
     """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
@@ -185,10 +188,10 @@ def _by_labels(noun: str) -> str:
 def _all(
     doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return what to do about the ``doubts``, the reasons why nothing can be said of updates:
-    sentences, the command lines, and the settings by which these differ from the run's own. Updates
-    that were kept are attacked first, by that command alone. If no setting helps, there is no
-    command.
+    """Return how to remove the ``doubts``, the reasons why nothing can be said of updates:
+    sentences, shell commands, and the settings in which these differ from the run's own. If updates
+    were kept for a later attack, the one command is that which attacks them. If no setting helps,
+    there is none.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -204,9 +207,9 @@ MORE = 10
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence on giving an attack more time, with the cost, and the config overrides for
-    it. With ``is_what_if``, only attacks under additional defenses were cut off: they get the other
-    attacks' time.
+    """Return a sentence that advises to give attacks more time, with the cost, and the config
+    overrides that do so. With ``is_what_if``, only attacks under additional defenses were cut off,
+    and are given the time of attacks without them.
     """
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if is_what_if and is_simulation(metadata) and less != limit:
@@ -300,10 +303,10 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack does not reproduce some updates, with its
-    remedy. ``places`` leaves out clients whose repeated training gave their update: there the
-    attack failed. No update is named if clients use a defense, which may be the cause. ``of``
-    returns words such as ``2 of 3 attacked updates``.
+    """Return, as a reason for doubt, that the attack does not reproduce the updates ``places``,
+    with the advice to compare clients' training with what the attack assumes. No update is named if
+    ``metadata`` tells of a defense, which may be the cause. ``of`` returns words such as ``2 of 3
+    attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -334,8 +337,8 @@ def _ungraded(
 
 
 def _of(places: Collection[Place], attacked: int) -> str:
-    """Return words such as ``2 of 3 attacked updates``, for the (round, client) in ``places`` of
-    ``attacked`` updates.
+    """Return words such as ``2 of 3 attacked updates``, for the updates (round, client) in
+    ``places`` and the number ``attacked`` of all that were attacked.
     """
     if len(places) < attacked:
         return f"{len(places)} of {attacked} attacked updates"
@@ -345,8 +348,9 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return, as a reason for doubt, that updates were kept and are not attacked yet, with its
-    remedy; none if all are. ``events`` name the rounds, and ``attacked`` holds (round, client).
+    """Return, as a reason for doubt, that updates were kept for a later attack that was not made
+    yet, with its command; none if all were attacked. ``events`` tell the rounds of kept updates,
+    and ``attacked`` holds the (round, client) of attacked ones.
     """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
@@ -374,9 +378,9 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
 
 
 class _Setting(NamedTuple):
-    """The setting behind a reason why an update was not attacked: a pattern of the reason, the
-    settings of a simulation that change it, the argument in an app that does, and what follows from
-    it.
+    """The setting because of which an update was not attacked: a pattern that the recorded reason
+    matches, the overrides by which a simulation attacks it, the argument that does so in a user's
+    own app, and a clause on what follows.
     """
 
     reason: str
@@ -421,9 +425,9 @@ others."""
 def _left_out(
     fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
 ) -> list[_Doubt]:
-    """Return the reasons why clients were never attacked, with the settings that attack them.
-    ``attacked`` holds (round, client). With ``is_kept``, updates were kept for later, and rounds
-    without attacks give no reason.
+    """Return, as reasons for doubt, why clients or the last round were never attacked, with the
+    settings that attack them. ``attacked`` holds (round, client). With ``is_kept``, updates were
+    kept for later, and rounds without attacks are no reason.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

@@ -122,9 +122,9 @@ def judge(
 def not_covered(
     sample: Sample, with_labels: bool = False, with_members: bool = False
 ) -> tuple[str, ...]:
-    """Return a sentence for each question on privacy that a run like this one does not answer.
-    ``with_labels`` tells whether labels were inferred and compared with a guess, ``with_members``
-    whether membership was tested.
+    """Return a sentence for each question on privacy that audits as this package makes them leave
+    open. ``sample`` has the nouns for samples, ``with_labels`` tells whether labels were inferred
+    and compared with a guess, and ``with_members`` whether membership was tested.
     """
     labels = (
         f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
@@ -303,7 +303,8 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 
 def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
     """Return a sentence on how many labels the attack had right, and whether it inferred them;
-    empty if none was compared with the truth, or if it was given them and all are right.
+    empty if no label was compared with the truth, or if the attack was given labels that are all
+    right.
     """
     told, inferred = labels_right(index, found), labels_inferred(index, metadata)
     if told is None or (told.right == told.whole and not inferred):

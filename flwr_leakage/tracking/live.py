@@ -44,8 +44,8 @@ class LiveTracker(ABC):
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Add a record's number to those of its round and quantity, whose median is sent under the
-        name ``kind/name``. A missing, NaN or infinite one is left out.
+        """Take a record's number into the median of its round and quantity, which is sent under the
+        name ``kind/name``. A missing, NaN or infinite number is left out.
         """
         self._enter(record.server_round)
         if record.value is not None and math.isfinite(record.value):
