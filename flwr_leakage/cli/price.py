@@ -31,8 +31,8 @@ def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
 
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
-    """Print the estimated work and time of all runs together, with the grounds of each figure, from
-    those of each run.
+    """Print the work of all runs together, its estimated time, and what the estimate rests on.
+    ``found`` holds the work and the estimated time of each run.
     """
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
     headings = ("what", "how much", "CPU time")

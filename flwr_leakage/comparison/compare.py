@@ -251,7 +251,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 def differing(runs: Sequence[Outcome]) -> list[str]:
     """Return the names of settings in which runs differ: config groups first, then single keys. A
-    key of a group counts only if it differs between runs with the same option of that group.
+    key of a config group counts only if it differs between runs with the same option of that group.
     """
     groups = [g for g in _names(run.choices for run in runs) if not g.startswith(NOT_COMPARED)]
     keys = [g for g in groups if len({run.choices.get(g) for run in runs}) > 1]

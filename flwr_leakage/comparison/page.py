@@ -85,7 +85,7 @@ def _short(text: str, runs: str) -> str:
 
 
 def _values(comparison: Comparison) -> Table:
-    """Return the value of each setting, a row, in each group, a column."""
+    """Return a table of settings with a row for each setting and a column for each group."""
     groups = comparison.groups
     rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
     return Table(

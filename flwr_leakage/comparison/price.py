@@ -8,7 +8,7 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Return sentences on each group with a defense, beside the else equal group without one."""
+    """Return sentences on what each defense changes, by pairs of groups that are else equal."""
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
     }

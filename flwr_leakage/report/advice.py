@@ -406,8 +406,8 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
 
 
 def _to_mend(unsure: set[int]) -> str:
-    """Return a warning on clients whose updates a repetition of their training does not give; empty
-    if there are none.
+    """Return a warning on the clients ``unsure``, whose training, repeated, does not give the
+    update that they sent; empty if there are none.
     """
     if not unsure:
         return ""

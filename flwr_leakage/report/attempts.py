@@ -56,7 +56,7 @@ class Attempt:
             unknown.
         grade: how much of the original the reconstruction shows; ``None`` where it cannot be told.
         decided: the measure other than PSNR that decided the grade, in words; empty where PSNR did.
-        tokens: the share of a text's tokens that are in place; 0 if the attack found no such text;
+        tokens: the share of a text's tokens that are in place; 0 if the attack recovered no text;
             ``None`` for other samples.
         sample: the nouns for the kind of sample.
     """
@@ -240,8 +240,8 @@ class Fates:
     """Which updates of a run were attacked and which were not; each is named by (round, client).
 
     Attributes:
-        answered: updates that were attacked with a reconstruction.
-        unanswered: updates attacked without a reconstruction, each with the reason.
+        answered: attacked updates of which the attack gave a reconstruction.
+        unanswered: attacked updates of which it gave none, each with the reason.
         spared: updates that were not attacked, each with the reason.
         cut_off: those of ``unanswered`` on which the time limit ended the attack.
     """
@@ -465,7 +465,7 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether more reconstructions identify their original than :func:`by_chance` says."""
+    """Return whether more originals are identified than :func:`by_chance` allows for guesses."""
     most = by_chance(found)
     return most is not None and identified(found)[0] > most
 
@@ -497,7 +497,7 @@ class Labels(NamedTuple):
 
     @property
     def is_beyond_guess(self) -> bool:
-        """Return whether more labels are right than ``by_chance``."""
+        """Return whether more labels are right than ``by_chance``, which guesses rarely exceed."""
         return self.by_chance is not None and self.right > self.by_chance
 
 
@@ -514,7 +514,7 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
 
 
 def identified(found: Sequence[Attempt]) -> tuple[int, int]:
-    """Return how many attempts identify their original (rank 1), and how many looked for it."""
+    """Return how many attempts identify their original (rank 1), and how many have a rank."""
     ranks = [attempt.rank for attempt in found if attempt.rank is not None]
     return ranks.count(1), len(ranks)
 

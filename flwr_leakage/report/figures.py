@@ -251,7 +251,7 @@ def _story_details(
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """Return a chart over the rounds for each varying quantity of a kind, such as ``score``."""
+    """Return a chart over the rounds for each quantity of this kind of record that varies."""
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)

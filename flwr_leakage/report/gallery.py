@@ -24,9 +24,9 @@ class Picture:
     """One image as it stands in the page's HTML.
 
     Attributes:
-        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, ``blind guess`` (made
-            without the update), or the name of a defense under which a copy of the update was
-            attacked.
+        role: ``original``, ``defended`` (as a defense encoded it), ``reconstruction``, ``decoded``
+            (from the encodings of all rounds), ``blind guess`` (made without the update), or
+            ``under NAME`` (the reconstruction from a copy of the update under a defense).
         uri: the PNG file as a data URI; empty if it is missing or not as this package writes it.
         description: the text in place of the image.
     """

@@ -112,7 +112,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return a sentence on whether attacks on updates under a defense had less time."""
+    """Return a sentence on whether attacks on defended updates had less time than others."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"

@@ -101,8 +101,8 @@ def replay_of_client(found: Replays, client_id: int) -> str:
 
 
 def _most(residuals: Iterable[float | None]) -> float | None:
-    """Return the largest relative distance of a repeated update from the update, by ``residuals``;
-    ``None`` if a client does not share one.
+    """Return the largest of the relative distances of repeated updates from updates; ``None`` if a
+    client does not share one.
     """
     known = list(residuals)
     return None if None in known else max(value for value in known if value is not None)
@@ -162,8 +162,8 @@ def replay_told(
 
 
 def _as(defended: bool, verb: str) -> str:
-    """Return words for the update that repeated training is compared with: that before the defense
-    if ``defended``, else as sent. ``verb`` is ``are`` for several updates.
+    """Return words for the updates that repeated training gives: as they were before the defense if
+    ``defended``, else as sent. ``verb`` is ``are`` for several updates, else ``is``.
     """
     if verb == "are":
         return "before their defense" if defended else "as they were sent"

@@ -95,8 +95,8 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes by falling worst grade, then PSNR; empty if no class
-    is known.
+    """Return a table of the samples' classes, the one whose worst attempt leaks most first; empty
+    if no class is known.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}

@@ -191,7 +191,7 @@ def _all(
     """Return how to remove the ``doubts``, the reasons why nothing can be said of updates:
     sentences, shell commands, and the settings in which these differ from the run's own. If updates
     were kept for a later attack, the one command is that which attacks them. If no setting helps,
-    there is none.
+    there is no command.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -285,8 +285,8 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack could not be applied to some updates, with its
-    remedy. ``of`` returns words such as ``2 of 3 attacked updates``.
+    """Return, as a reason for doubt, that the attack could not be applied to some updates, with
+    what to do. ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")

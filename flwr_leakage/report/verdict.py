@@ -345,7 +345,7 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
-    """Return words for how many images were attacked, of how many that clients use in a round
+    """Return words for the number of attacked images, and for how many the clients use in a round
     (``sizes``, by client); empty if images are not numbered over the rounds.
     """
     each, whole = worst_by_image(found), sum(sizes.values())

@@ -28,7 +28,9 @@ class ImageRecord:
         server_round: the number of the round, from 1.
         client_id: the partition id.
         sample: the index in the client's batch; a reconstruction has that of its matched original.
-        role: ``original``, ``reconstruction``, ``defended``, ``what_if_NAME``, or ``blind_guess``.
+        role: ``original``, ``reconstruction``, ``defended`` (as a defense encoded it), ``decoded``
+            (from the encodings of all rounds), ``what_if_NAME`` (the reconstruction under a
+            defense), or ``blind_guess``.
         path: the PNG file; in ``records.jsonl``, its path relative to the run folder.
     """
 

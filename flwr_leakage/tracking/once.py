@@ -18,7 +18,7 @@ class OnceTracker:
     recorded a round, the same work can be recorded again: missing numbers are added, and none is
     written twice.
 
-    It can be made before ``tracker``, as making a ``JsonlTracker`` already writes a line.
+    It can be made before ``tracker`` is opened, as that already writes a line to the run.
 
     Attributes:
         tracker: the tracker that receives new entries; ``None`` until it is set.
