@@ -169,7 +169,7 @@ class Comparison:
         )
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return the table's headings and rows as text, with means and spreads over seeds."""
+        """Return the headings, and a row for each group, as text: means and spreads over seeds."""
         shown = [m for m in MEASURES if m.name in self.measures]
         headings = [*self.labels, "runs", *(m.heading for m in shown)]
         rows = []

@@ -64,7 +64,7 @@ def _members(group: Group, bare: Group) -> str:
 
 
 def _cut_off(group: Group) -> str:
-    """Return a sentence on the share of attacks on a group that the time limit ended, if any."""
+    """Return a sentence on the share of a group's attacks that the time limit ended, if any."""
     share = group.mean("cut_off")
     if not share:
         return ""

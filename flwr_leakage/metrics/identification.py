@@ -34,10 +34,9 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """Return the reference that needs no data: the normalisation's mean colour, and no other
-        images.
-
-        For texts the guess is one token, repeated at all positions.
+        """Return the reference that needs no data: the guess is the normalisation's mean colour, or
+        for texts the token id 0 (1 if 0 is the padding) at all positions; there are no other
+        samples.
         """
         if spec.is_text:
             (ids,) = spec.blank(1, torch.zeros(()))

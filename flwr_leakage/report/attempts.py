@@ -360,8 +360,8 @@ def _solved(note: str) -> bool:
 
 
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return words for a run's attack if it is a single one; empty if several were tried. If the
-    run does not name its attack, the notes of its results tell.
+    """Return words for a run's attack, such as its name; empty if several were tried. If the
+    settings do not name it, the notes of the attack's results tell.
     """
     name = metadata.get("attack")
     if isinstance(name, str) and name:
@@ -514,7 +514,7 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
 
 
 def identified(found: Sequence[Attempt]) -> tuple[int, int]:
-    """Return how many attempts identify their original (rank 1), and how many have a rank."""
+    """Return how many attempts identify their original, and how many were tested for that."""
     ranks = [attempt.rank for attempt in found if attempt.rank is not None]
     return ranks.count(1), len(ranks)
 

@@ -249,7 +249,7 @@ def grades_table(grades: Counter[Grade]) -> Table:
 
 
 def measures_table() -> Table:
-    """Return a table of how often each measure alone found the original among 101 images."""
+    """Return a table of how often LPIPS, MSE and SSIM each found the original among 101 images."""
     rows = tuple(
         (
             each.grade + " or exact" * (each.grade == "recognisable"),

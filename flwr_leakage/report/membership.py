@@ -370,7 +370,7 @@ class Share:
         return Share(self.found + other.found, self.total + other.total)
 
     def told(self, style: str = ".0%") -> str:
-        """Return the share and its 95 % confidence interval (Clopper and Pearson 1934), as text.
+        """Return the share and its 95 % interval (Clopper and Pearson 1934), in format ``style``.
 
         Example:
             >>> Share(8, 10).told()

@@ -256,8 +256,8 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """Return a command's words that select the defense whose config file is ``option`` and config
-    ``node``; empty if unknown.
+    """Return the words of a command that select a defense: ``option``, the name of its config file,
+    and the settings in its config ``node``; empty if unknown.
     """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""

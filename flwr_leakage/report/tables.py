@@ -280,7 +280,7 @@ def _of_clients(
 def unattacked_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return a table of the clients that were never attacked, with the reasons."""
+    """Return a table of at most ``limit`` clients that were never attacked, with the reasons."""
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
