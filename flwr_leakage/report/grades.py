@@ -230,7 +230,7 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 def grades_table(grades: Counter[Grade]) -> Table:
     """Return a table of each grade: its rule, the number of attempts, and how often such
-    reconstructions let a judge find the original.
+    reconstructions let a measure such as LPIPS find the original among 101 images.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []

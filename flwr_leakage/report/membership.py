@@ -396,8 +396,8 @@ def members_found(index: Index, rate: float) -> Share | None:
 
 
 def tested_pairs(index: Index) -> tuple[list[float], list[float]]:
-    """Return the p-values of tests of records that were in the update, and those of others; both
-    are empty where the truth is not known.
+    """Return the p-values of the tests whose record was in the tested update, and those of the
+    other tests; both lists are empty where the truth is not known.
     """
     truth = index.series("membership", "membership_truth")
     p_values = index.series("membership", "membership_p_value")

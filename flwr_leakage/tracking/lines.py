@@ -51,7 +51,7 @@ class TextRecord:
         sample: the index in the client's batch; a reconstruction has that of its matched original.
             −1 for tokens that are known to occur in some text of the batch.
         role: ``original``, ``reconstruction``, ``named`` (tokens that occur in some text of the
-            batch), ``what_if_NAME``, or ``blind_guess``.
+            batch), ``what_if_NAME`` (recovered under a defense), or ``blind_guess``.
         length: the number of tokens of the text; of a long text, only the first ones are kept.
         ids: the token ids; −1 where no token was found.
         words: the words of the token ids, or empty.
