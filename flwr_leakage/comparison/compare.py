@@ -68,7 +68,7 @@ class Group:
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
-        """Return the values of a measure, from those runs that have one."""
+        """Return the values of a measure, such as ``psnr_best``, of those runs that have one."""
         values = (run.values[measure] for run in self.runs)
         return [value for value in values if value is not None]
 

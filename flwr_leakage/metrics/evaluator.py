@@ -176,8 +176,8 @@ class _Rows:
         measure: Callable[[], Tensor],
         note: str = "",
     ) -> Measurement:
-        """Return the measurement that ``measure`` gives for the samples in ``rows``. If this metric
-        does not apply, there are no values, and notes say why for each sample.
+        """Return the measurement with the values that ``measure`` returns for the matched samples.
+        If its metric does not apply, there are no values, and the notes say why for each sample.
         """
         try:
             values = measure().tolist() if self.rows else []

@@ -150,7 +150,7 @@ def _likeness(one: Counter[int], other: Counter[int]) -> float:
 
 
 def _directions(deviations: Tensor) -> Tensor:
-    """Return rows scaled to unit length; rows of (almost) zero length become zero."""
+    """Return the rows of ``deviations`` scaled to unit length; (almost) zero rows become zero."""
     norms = deviations.norm(dim=1, keepdim=True)
     return torch.where(norms > 1e-6, deviations / norms.clamp_min(1e-12), 0.0)
 

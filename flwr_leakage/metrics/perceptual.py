@@ -58,7 +58,7 @@ class Lpips:
             raise ValueError(f"min_size must be at least 32 pixels, got {self.min_size}.")
 
     def network(self) -> nn.Module:
-        """Return the network, which is loaded only once in a process.
+        """Return the network that computes LPIPS, loaded only once in a process.
 
         Raises:
             BackboneUnavailableError: there are no trained weights; the message says why.

@@ -126,7 +126,7 @@ class Gallery:
         return any(picture.role == role for picture in self.pictures)
 
     def choices(self, name: str) -> list[str]:
-        """Return the distinct values of a field of the exhibits, for the page's filter."""
+        """Return the distinct values of the exhibits' field ``name``, for the page's filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # nothing to follow

@@ -201,7 +201,7 @@ class Calibrated:
 
     @property
     def most(self) -> float:
-        """Return the largest share of originals that one of the three measures finds."""
+        """Return the largest of ``by_error``, ``by_structure`` and ``by_eye``."""
         return max(self.by_error, self.by_structure, self.by_eye)
 
 
