@@ -346,7 +346,7 @@ def evidence(
         Path | None, typer.Option("-o", "--output", help="The page; its JSON stands beside it.")
     ] = None,
 ) -> None:
-    """Write a page to be filed that names the records behind each sentence, without images.
+    """Write a page on a run to be filed, which names the records behind each of its sentences.
 
     Example:
         flwr-leakage evidence outputs/RUN -o evidence.html

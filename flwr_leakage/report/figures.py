@@ -330,8 +330,9 @@ BOUNDS = {
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
-    """Return a chart of the attack's PSNR and the bounds on it; none if no sample has both. The
-    ``input_std`` in ``metadata`` turns model inputs into pixels.
+    """Return one chart of each sample's PSNR under the attack and the bounds above it that scores
+    give; empty if no sample has both. The ``input_std`` in ``metadata`` turns bounds in units of
+    model inputs into pixels.
     """
     scale = smallest_std(metadata)
     reached = known(index.series("metric", "psnr"))

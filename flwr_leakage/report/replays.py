@@ -85,7 +85,7 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return words for the rounds in which repeating the client's training gave its update."""
+    """Return words for whether repeating the client's training gave its update, by round."""
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
