@@ -346,7 +346,7 @@ def evidence(
         Path | None, typer.Option("-o", "--output", help="The page; its JSON stands beside it.")
     ] = None,
 ) -> None:
-    """Write a page on a run to be filed, which names the records behind each of its sentences.
+    """Write a page on a run to be filed: each sentence with the records behind it, no images.
 
     Example:
         flwr-leakage evidence outputs/RUN -o evidence.html
@@ -716,8 +716,8 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """Return the Hydra overrides of a run with one client and one round, in which the user's
-    overrides, ``given``, take precedence over all but those of the command, ``fixed``.
+    """Return the Hydra overrides of a run with one client and one round: those that the command
+    needs, ``fixed``, then defaults that the user does not set, then the user's own, ``given``.
     """
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]

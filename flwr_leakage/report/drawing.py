@@ -167,7 +167,7 @@ def _capped(by_round: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
 
 
 def _cap(psnr: float) -> float:
-    """Return the height in dB at which a PSNR is drawn: exact ones in the middle of a band."""
+    """Return the height in dB at which a PSNR is drawn; all exact images share one height."""
     return EXACT_DB + BAND / 2 if psnr >= EXACT_DB else psnr
 
 
@@ -208,8 +208,9 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Draw the PSNRs that have each grade as bands, on a scale from ``low`` to ``top`` dB. All but
-    ``exact`` begin at a distance from the median PSNR of the blind guess, made without the update.
+    """Draw a band for the PSNRs of each grade, on a scale from ``low`` to ``top`` dB. The limits of
+    all but ``exact`` lie at distances from the median PSNR of the blind guess, made without the
+    update.
     """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:

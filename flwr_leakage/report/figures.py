@@ -478,8 +478,8 @@ def _reading(
 
 
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
-    """Return a sentence on the number of samples that it takes to judge ``scores`` scores, if a run
-    has too few.
+    """Return a sentence on a run with too few samples to judge its ``scores`` scores: how many
+    could be compared, and how many it takes.
     """
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""

@@ -162,7 +162,7 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Return a sentence if LPIPS is missing because its network's weights are; else empty. It
+    """Return a sentence if LPIPS was not measured for want of its network's weights; else empty. It
     replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
     missing.
 
