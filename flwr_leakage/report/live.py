@@ -90,8 +90,8 @@ class LivePage:
 
 
 def serve(folder: Path, port: int) -> tuple[ThreadingHTTPServer, LivePage]:
-    """Return a server of a run's report on 127.0.0.1, and the page that it serves, once the
-    server's ``serve_forever`` is called. With ``port`` 0 any free port is taken.
+    """Return a server of a run's report on 127.0.0.1, which begins when its ``serve_forever`` is
+    called, and the page that it serves. With ``port`` 0 any free port is taken.
 
     Raises:
         OSError: the port is taken.
