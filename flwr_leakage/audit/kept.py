@@ -124,7 +124,7 @@ class KeptObservations:
         return self._drop()
 
     def rounds(self) -> list[int]:
-        """Return the numbers of the kept rounds, ascending, those attacked already included."""
+        """Return the numbers of the kept rounds, attacked or not, ascending."""
         return sorted(
             int(path.name.removeprefix("round"))
             for path in self.folder.glob("round*")
@@ -147,11 +147,11 @@ class KeptObservations:
         return sorted(found, key=lambda kept: kept.observation.client_id), problems
 
     def is_done(self, server_round: int) -> bool:
-        """Return whether a round was attacked and recorded."""
+        """Return whether a kept round is marked as attacked and recorded."""
         return (self._round(server_round) / DONE).exists()
 
     def set_done(self, server_round: int) -> bool:
-        """Note that a round was attacked and recorded, and return whether it is still kept."""
+        """Mark a round as attacked and recorded; return whether the folder still holds it."""
         try:
             write_private(self._round(server_round) / DONE, b"")
         except FileNotFoundError:

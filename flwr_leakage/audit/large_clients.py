@@ -106,10 +106,10 @@ class LabelRound:
         optimizer: str,
         trials: Trials,
     ) -> LabelEstimate:
-        """Return the number of samples of each class behind an update, by :func:`rehearse`.
+        """Return the number of samples of each class behind an update, as rehearsals tell it.
 
-        ``optimizer`` is the class name of the client's optimizer, and ``trials`` measures how long
-        a forward pass takes.
+        A rehearsal repeats the training on dummy samples. ``optimizer`` is the class name of the
+        client's optimizer, and ``trials`` measures how long a forward pass takes.
 
         Raises:
             ValueError: the update cannot be attacked, its training cannot be repeated, or that
@@ -166,9 +166,9 @@ def probes(
 ) -> Iterator[tuple[Observation, Truth]]:
     """Yield, for each size, the update of one step on this number of images, and these images.
 
-    It is a step of SGD from the parameters and with the learning rate of the client's update
-    ``seen``, on the client's first images. It is rounded as the difference of two models is. Sizes
-    above the client's own number of images are left out.
+    The step is one of SGD on the client's first images, from the parameters and with the learning
+    rate of the client's update ``seen``. Its update is rounded like the difference of two models.
+    Sizes above the client's own number of images are left out.
     """
     rate = seen.update.schedule.learning_rate
     for size in sizes:

@@ -97,7 +97,7 @@ class KeptRun:
 def walk(
     run: KeptRun, audit: ServerAudit, disclosed: Disclosure, stand_in: Attack
 ) -> Iterator[int]:
-    """Go through the rounds that ``attack_kept`` would attack, with another attack in its place.
+    """Go through the rounds that ``attack_kept`` would attack, but call the attack ``stand_in``.
 
     Args:
         run: the run with the kept rounds.
@@ -184,7 +184,9 @@ def _go_on(
 ) -> bool:
     """Attack a round, or read its results again where later rounds need them.
 
-    Return whether all kept observations of the round were attacked now, for the first time.
+    The round is ``number`` of those in ``kept``; its records go to ``file``, and the attack is
+    given the facts ``disclosed``. Return whether all kept observations of the round were attacked
+    now, for the first time.
     """
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
@@ -216,7 +218,10 @@ def _go_on(
 def _read(
     kept: KeptObservations, number: int, disclosed: Disclosure
 ) -> tuple[list[Kept], list[str]]:
-    """Return a round's observations with the disclosed facts, and the problems of reading it."""
+    """Return a round's observations, and a sentence for each file that cannot be read.
+
+    Each observation is given the facts ``disclosed``, which the threat model grants.
+    """
     found, problems = kept.read(number)
     known = [
         replace(each, observation=replace(each.observation, disclosed=disclosed)) for each in found
@@ -234,7 +239,7 @@ def _read_numbers(path: Path) -> ImageNumbers:
 
 
 def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
-    """Record which rounds' encodings (MixUp, InstaHide) can no longer be decoded with later ones.
+    """Record which rounds' encodings (MixUp, InstaHide) cannot be decoded with later rounds' ones.
 
     An earlier call decoded them, and their observations have been dropped since.
     """

@@ -87,7 +87,7 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether there is no evidence that anything but the training changed the update."""
+        """Return whether nothing but the training changed the update, as far as is known."""
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
@@ -152,7 +152,7 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the sentences that the note says about the client itself."""
+        """Return the client's remark, and its check of the scored model, as sentences, if sent."""
         who, said = f"client {self.client_id} says", []
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."

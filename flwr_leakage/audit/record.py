@@ -100,9 +100,9 @@ class Recorder:
     def _replay(self, where: Where, replay: ReplayResult) -> None:
         """Record the result of a replay, under a name that depends on it.
 
-        It is ``replay_residual``; ``not_replayed`` if the round's training was not replayed; or
-        ``replay_passed``, with the value 1, if the replay explains the update and the residual is
-        not shared.
+        The name is ``replay_residual``, with ‖sent − replayed‖ / ‖sent − received‖;
+        ``not_replayed`` if the round's training was not replayed; or ``replay_passed``, with the
+        value 1, if the replay explains the update and the residual is not shared.
         """
         name, value = "replay_residual", replay.residual
         if replay.kind == "unchanged":
@@ -132,7 +132,7 @@ class Recorder:
             self._number(where, -1, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if that was not recorded with its client."""
+        """Record why an update was not attacked, if ``client`` was not called with the reason."""
         where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
         self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
 
@@ -283,7 +283,7 @@ class Recorder:
     def _samples_found(self, where: Where, outcome: Outcome, role: str = "") -> None:
         """Record the images and texts of an outcome.
 
-        With a ``role``, the reconstructions alone are recorded, under that role.
+        With a ``role``, a name such as ``decoded``, only the reconstructions are, under this name.
         """
         for picture in outcome.pictures:
             if not role or picture.role == "reconstruction":

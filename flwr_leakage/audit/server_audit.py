@@ -334,7 +334,7 @@ class ServerAudit:
     ) -> None:
         """Test whether the candidate samples are members of the clients' data; record p-values.
 
-        Each update is tested by itself, or if the attacker sees only their mean, that is tested.
+        Each update is tested by itself; if the attacker sees only their mean, the mean is tested.
 
         Args:
             server_round: counted from 1.
@@ -432,7 +432,7 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack the update of one step on a few of the client's images, and record the results."""
+        """Attack, and record, updates of one step on ``large.probe_sizes`` of a client's images."""
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
@@ -494,7 +494,7 @@ class ServerAudit:
         return self._grant(target, unknown)
 
     def _attack(self, now: _Round, cases: list[Case]) -> None:
-        """Attack targets together, then evaluate and record each answer.
+        """Attack the targets ``cases`` together, then evaluate and record each answer.
 
         The attack is repeated on the updates that each defense of ``what_ifs`` would have released.
         """
@@ -547,7 +547,11 @@ class ServerAudit:
         unknown: Set[int],
         inputs: Mapping[int, Inputs],
     ) -> None:
-        """Keep the selected observations on disk, with the truth where a simulation knows it."""
+        """Keep the selected observations in the store ``keep``, to be attacked later.
+
+        The true samples are kept, too, if a simulation knows them, but not of clients in
+        ``unknown``. ``inputs`` are, by client id, the input spec and BatchNorm mode to assume.
+        """
         chosen = self.selection(observations)
         if not chosen:
             return
@@ -635,9 +639,9 @@ class ServerAudit:
             self.inform_once(server_round, note.client_id, message)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
-        """Warn, once, if a client's training is not as the attack assumes, or not explained.
+        """Warn, once, if a client's training is not as assumed, or does not explain its update.
 
-        It is not explained if its replay did not give the update that the client sent.
+        It does not if a replay of the training did not give the update.
         """
         for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
@@ -687,7 +691,7 @@ class ServerAudit:
     def _answers(
         self, now: _Round, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
-        """Attack targets together, within a budget of CPU seconds, and return each with its answer.
+        """Attack targets together within the round's budget, and return each with its answer.
 
         ``what`` names another defense, under which the updates were computed anew; it is empty for
         the updates that were sent.

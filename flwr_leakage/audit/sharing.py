@@ -21,9 +21,9 @@ class Sharing:
     Attributes:
         metrics: the names of the metrics of the client's attack on itself that are shared.
         numbers: whether all metrics of that attack are shared.
-        replay: whether the details of the replay are shared: residual, factor, cause and layers.
-            Under noise they tell how far the update lies from the training without noise, which
-            undoes differential privacy.
+        replay: whether the details of the replay are shared: the residual, and the causes of a
+            large one with factors and layers. Under noise they tell how far the update lies from
+            the training without noise, which undoes differential privacy.
         training: whether steps, batch sizes, shapes and a public normalisation are shared also
             where the sent update is not the trained one, or where the app reports no number of
             samples.
@@ -94,7 +94,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    A sentence of ``note`` with the replay's result is replaced by that of its category.
+    Sentences of ``note`` on a replay are replaced by one fixed sentence on unexplained updates.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

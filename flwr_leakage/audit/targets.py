@@ -109,10 +109,10 @@ class History:
     )
 
     def fuse(self, target: Target) -> Target:
-        """Return a target joined with the earlier rounds of the same clients, and remember it.
+        """Return a target joined with earlier rounds of the same clients, and remember its round.
 
         Raises:
-            ValueError: a step does not take all of a client's samples. Its result would then depend
+            ValueError: a step does not take all of a client's samples. The update would then depend
                 on the order of the samples, which differs between rounds.
         """
         if self.rounds == 1:

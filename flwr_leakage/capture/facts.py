@@ -71,8 +71,9 @@ class TrainingFacts:
             and empty if there is no such layer.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: the kind of loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM`` or ``SEVERAL_LABELS``;
-            otherwise the reason why the loss is of no known kind.
+        loss: the kind of loss: ``CROSS_ENTROPY``, ``OWN_LOSS`` (the app's own), ``OWN_TERM`` (a
+            term in the parameters) or ``SEVERAL_LABELS`` (as MixUp's); else why it is of no known
+            kind.
         shape: (C, H, W) of an input, if all inputs are images of the same shape; otherwise empty.
         num_classes: the number of classes K, or 0 if it is not known.
         normalization: the name of the public normalisation of the inputs, a key of

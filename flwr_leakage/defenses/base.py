@@ -83,7 +83,7 @@ class Defense:
     Attributes:
         takes_texts: whether the defense works for inputs that are token ids, which can be neither
             mixed nor differentiated.
-        effect: what ``in_words`` returns, where that does not depend on the settings.
+        effect: the clause that ``in_words`` returns, where it does not depend on the settings.
     """
 
     takes_texts: ClassVar[bool] = True
@@ -202,7 +202,7 @@ class UpdateDefense(Defense, ABC):
 
     @abstractmethod
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the tensors that are sent in place of ``update.delta``.
+        """Return the tensors, by name, that are sent in place of ``update.delta``.
 
         They have the same names, shapes and dtypes.
         """

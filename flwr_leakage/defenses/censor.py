@@ -64,8 +64,9 @@ class Censor(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the update with the chosen noise as ``delta``, or as it is if no draw lowers the
-        loss.
+        """Return the update with the noise that lowers the client's loss most as ``delta``.
+
+        If no draw lowers the loss, the update is returned as it is.
         """
         check_update(update)
         seen = require_local_round(self, local_round)

@@ -47,5 +47,5 @@ class Clipping(UpdateDefense):
         require_option(self, "relative_to", ClipUnit)
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors, clipped."""
+        """Return the update's tensors, scaled so that their joint norm is at most ``max_norm``."""
         return clip_update(update.delta, update_units(self.max_norm, update, self.relative_to))

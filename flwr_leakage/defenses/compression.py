@@ -38,7 +38,7 @@ class RandomSubset(UpdateDefense):
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update with random entries kept, and all others set to zero."""
+        """Return the update with each entry kept with probability ``share``, else set to zero."""
         factor = 1 / self.share if self.is_unbiased else 1.0
         return {
             name: torch.where(
@@ -73,7 +73,7 @@ class QSGD(UpdateDefense):
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update with every entry rounded at random to a level."""
+        """Return the update, every entry rounded at random to a level of its bucket."""
         vector = ravel(update.delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)
         norms = padded.norm(dim=1, keepdim=True)
@@ -106,7 +106,7 @@ class SignSGD(UpdateDefense):
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the entries' signs times one size per tensor; an entry of zero stays zero."""
+        """Return the entries' signs times ``step`` or each tensor's mean magnitude; zeros stay."""
         return {
             name: value.sign() * (value.abs().mean() if self.step is None else self.step)
             for name, value in update.delta.items()
@@ -139,7 +139,7 @@ class TruncatedSVD(UpdateDefense):
         )
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update without the smaller singular values of its matrices and kernels."""
+        """Return the update with each weight reduced to its largest singular components."""
         return {n: v.clone() if v.ndim < 2 else self._truncated(v) for n, v in update.delta.items()}
 
     def _truncated(self, value: Tensor) -> Tensor:

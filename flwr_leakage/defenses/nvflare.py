@@ -21,8 +21,8 @@ from flwr_leakage.values import require
 
 
 def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Params:
-    """Return ``T · change(Δ / T)`` for an update Δ of T local steps.
-    ``change`` takes all entries as one vector; tensors without dimensions stay as they are.
+    """Return ``T · change(Δ / T)`` for an update Δ of T local steps. ``change`` takes all entries
+    as one vector; tensors without axes stay as they are.
     """
     steps = update.schedule.num_steps
     vector = ravel(update.delta)
@@ -61,7 +61,7 @@ class PercentilePrivacy(UpdateDefense):
         )
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors, filtered."""
+        """Return the update's tensors, small entries set to zero and the others clipped."""
 
         def change(vector: Tensor) -> Tensor:
             sizes = vector.abs()
@@ -113,7 +113,7 @@ class SVTPrivacy(UpdateDefense):
         )
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors, filtered."""
+        """Return the update's tensors: drawn entries clipped and noised, and zeros elsewhere."""
 
         def change(vector: Tensor) -> Tensor:
             # A value that is no number would be drawn for ever without passing the threshold.

@@ -83,5 +83,5 @@ class GradientPruning(UpdateDefense):
         return f"only the largest {100 * (1 - self.prune_ratio):g} % {of} are sent"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors, pruned."""
+        """Return the update's tensors with their entries of least magnitude set to zero."""
         return prune_update(update.delta, self.prune_ratio, self.per_layer)

@@ -118,7 +118,7 @@ class TargetRisk(Defense):
         require(self, "be at least 1", "max_samples", "num_steps")
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
-        """Return the strength that reaches the target, its predicted effect, and the update."""
+        """Return the least strength that reaches ``target_rmse``, and the defended update."""
         if self.mechanism == "pruning":
             return self._plan_pruning(update, local_round)
         spectra = SampleSpectra.measure(
@@ -136,7 +136,7 @@ class TargetRisk(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the defended update; warn if the target is missed."""
+        """Return the defended update; warn if a predicted error is below ``target_rmse``."""
         check_update(update)
         around = require_local_round(self, local_round)
         if self.target_rmse == 0:

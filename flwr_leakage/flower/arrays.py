@@ -37,7 +37,7 @@ class NotFiniteError(MalformedArraysError):
 def diverged(error: NotFiniteError) -> str:
     """Return a sentence which says that the model which the strategy sends is not finite.
 
-    ``error`` names the array. No client is to blame for it.
+    ``error`` names the array that is not finite. No client is to blame, as the server sent it.
     """
     return f"nothing is observed: the model that the strategy sends has diverged ({error})"
 
@@ -63,8 +63,8 @@ def read_reply(
 
     An array is less precise than the model's if it has floating-point numbers of fewer bits, or
     whole numbers where the model has floating-point ones. The tensors are copies, by name, with the
-    dtype and device of the model's ``params`` and ``buffers``. The caller lists these, as listing
-    takes longer than comparing.
+    dtype and device of the model's ``params`` and ``buffers``. They are passed in since reading
+    them off the model takes longer than comparing.
 
     Raises:
         MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
@@ -124,7 +124,7 @@ class Expected:
         return ""
 
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return the parameters and buffers that arrays hold, and the names of less precise arrays.
+        """Return the parameters and buffers in ``arrays``, and the names of less precise arrays.
 
         These have fewer bits than the model's, or whole numbers in the place of floating-point
         ones.
@@ -181,10 +181,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """The name, shape, header and size of one expected array, as ``np.save`` writes it.
+    """The name, shape, header and size of one expected array, in the format of ``np.save``.
 
     Attributes:
-        name: its name in the model's ``state_dict``.
+        name: the array's name in the model's ``state_dict``.
         header: the bytes that ``np.save`` writes before the entries.
         size: the number of bytes of header and entries together.
     """
@@ -297,7 +297,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
-    """Return ``array.numpy()``, and save time where the array has the format of ``like``.
+    """Return ``array.numpy()``, faster where the array has the dtype and shape of ``like``.
 
     The array's header is then the one that ``np.save`` writes, and is not parsed.
     """

@@ -47,10 +47,10 @@ def audit(
     settings, the number of steps and the end are looked at.
 
     A record travels beside the update. It holds the optimizer's settings and the category of the
-    replay's result. Where the update is sent as it was trained, it also holds the number of steps,
-    the batch size, the shape of the inputs and the name of their normalisation. Without a defense
-    and a gate, an error of the audit never changes a reply. With a defense or a gate, no reply
-    passes with arrays that were neither defended nor judged.
+    replay's result. Where the update is sent as it was trained, the record also holds the number of
+    steps, the batch size, the shape of the inputs and the name of their normalisation. Without a
+    defense and a gate, an error of the audit never changes a reply. With a defense or a gate, no
+    reply passes with arrays that were neither defended nor judged.
 
     Args:
         app: the app, with its mods.

@@ -202,7 +202,10 @@ def train_and_report(
 
 
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
-    """Return an unmeasured reply, or an error if a defense or a gate forbids to send it."""
+    """Return a reply whose training was not captured, or an error if it must not be sent so.
+
+    A defense, or a gate (limits beyond which nothing is sent), forbids to send arrays so.
+    """
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
     return reply
@@ -219,7 +222,7 @@ def _round_of(message: Message) -> int:
 
 @dataclass(frozen=True)
 class _Done:
-    """The result of the work on one captured training.
+    """The defended and scored update of one captured training.
 
     Attributes:
         session: the client's round; ``None`` where no samples were used.
@@ -254,7 +257,7 @@ class _Work:
     sends: str = PARAMETERS
 
     def explained(self) -> Explained:
-        """Return whether the captured training explains the sent update, for scores' notes."""
+        """Return whether the replay explains the sent update, with a sentence for scores' notes."""
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
             sentence = f"whether the captured training {NOT_CHECKED}{sentence}"

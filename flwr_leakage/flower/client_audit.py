@@ -114,7 +114,7 @@ class ClientAudit:
     def always_checks(self, server_round: int) -> bool:
         """Return whether a round's update is compared with a replay even if it is not scored.
 
-        A replay repeats the round's training by the scored model.
+        A replay repeats the round's training with the model that the scores differentiate.
         """
         chosen = self.check_rounds is not None and self.check_rounds(server_round)
         return chosen or self.check_update == "always"

@@ -75,7 +75,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Try:
-    """The gate's judgement of the update under one defense.
+    """The judgement of the update under one defense by the gate, the client's own limits.
 
     Attributes:
         defense: the defense with its settings, in words.
@@ -120,11 +120,11 @@ class Release:
 def release(
     session: Session, trained: Trained, explain: Callable[[Exposure], Explained]
 ) -> Release:
-    """Return the update defended as the gate demands, with its scores and judgements.
+    """Return a defended update that passes the gate, the client's own limits, with its scores.
 
     The client's own defense is tried first, then the gate's stronger ones until the update passes.
-    Without a gate, the client's own defense is the only one. ``explain`` checks whether the scored
-    model explains the update.
+    If none passes, the result is marked as refused. Without a gate, the client's own defense is the
+    only one. ``explain`` checks whether the scored model explains the update.
 
     Raises:
         ValueError: the client's own defense cannot be applied, or the gate cannot judge as no
@@ -207,7 +207,7 @@ def carry_on(session: Session, done: Release) -> None:
 
 
 def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
-    """Return whether the scored model explains the update, from a check or an earlier round.
+    """Return whether the scored model explains the update, as checked now or in an earlier round.
 
     The check repeats the local training with the model that the scores differentiate, and compares
     the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
@@ -288,8 +288,9 @@ def _named(defense: Defense) -> str:
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
     """Return the plan by which the update is scored in this round.
 
-    If there are limits on scores, every round is scored at any cost. Otherwise a ``second`` defense
-    in the same round gets no further budget, as the training was counted before.
+    If there are limits on scores, every round is scored at any cost. Otherwise the plan may limit
+    the cost of scores to a share of the training's; a ``second`` defense in the same round then
+    gets no further budget.
     """
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)

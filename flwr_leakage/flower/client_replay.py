@@ -210,9 +210,9 @@ class SeenRound:
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Return whether steps on ``now`` samples fit the batch size known from ``count`` samples.
+    """Return whether ``num_steps`` steps on ``now`` samples fit a captured training on ``count``.
 
-    ``known`` and ``count`` are of the captured training, ``num_steps`` and ``now`` of this one. A
+    ``known`` are the facts about the captured training; its batch size is assumed for this one. A
     client may take a number of epochs, with or without a last small batch, or a number of steps.
     """
     if (now, num_steps) == (count, known.num_steps):
@@ -364,10 +364,11 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return a sentence on a training that was not replayed and shows no sign of a changed update.
+    """Return a sentence on a training that was not replayed, with no sign of a changed update.
 
-    ``changed`` names the settings that differ from the replayed training, if the facts of both are
-    known (``told``). ``masked`` says that the sent arrays could not be compared.
+    ``kept`` is the result of the latest replay. ``changed`` names the settings that differ from the
+    replayed training, if the facts of both are known (``told``). ``masked`` says that the sent
+    arrays could not be compared.
     """
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
@@ -406,10 +407,11 @@ def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
 def _changed(
     facts: TrainingFacts | None, kept: Replayed, writes: int | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the settings in which a training differs from the replayed one.
+    """Return the names of the settings in which a training differs from the latest replayed one.
 
-    ``facts`` is ``None`` if they cannot be told. ``writes`` is the number of writes to the
-    gradients before the first step, ``None`` if unknown.
+    ``facts`` are of this training, ``None`` if they cannot be told; ``kept`` has those of the
+    replayed one. ``writes`` is the number of writes to the gradients before the first step,
+    ``None`` if unknown.
     """
     if facts is None or kept.facts is None:
         return ()

@@ -220,8 +220,9 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
 def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
     """Return in words how well an attacker who sees the noisy update can still read it.
 
-    ``noise_to_clip`` is the noise's standard deviation divided by the clip, ``multiplier`` divided
-    by the largest distance of two updates; ``num_pixels`` is the number of values of an input.
+    ``noise_to_clip`` is the noise's standard deviation divided by the clip, and ``multiplier`` the
+    same deviation divided by the largest distance of two updates. ``num_pixels`` is the number of
+    values of an input.
     """
     if multiplier == 0:
         return "An attacker sees the clipped update as it is."
@@ -240,8 +241,8 @@ def _central(
     """Yield the findings about a strategy that adds noise on the server.
 
     Its noise on the average has the standard deviation noise_multiplier · clip /
-    num_sampled_clients. ``wrapper`` adds the noise; ``inner``, the innermost strategy, asks clients
-    and averages. ε is computed for ``delta``.
+    num_sampled_clients. The strategy ``wrapper`` adds the noise; ``inner``, the innermost one that
+    it wraps, asks clients and averages. ε is computed for ``delta``.
     """
     about = type(wrapper).__name__
     yield Finding(

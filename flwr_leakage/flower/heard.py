@@ -91,7 +91,7 @@ class Heard:
         self._asked = frozenset()
 
     def tell_of_lost_round(self) -> None:
-        """Record that a round began and that the strategy was shown nothing of it, if so."""
+        """Record that a round is lost, if it began and the strategy was shown nothing of it."""
         if not self._asked:
             return
         self._tell_of_errors()

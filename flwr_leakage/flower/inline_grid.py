@@ -77,7 +77,7 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Return a message with a content from the server to a node."""
+        """Return a message of the server with ``content`` to the node ``dst_node_id``."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:

@@ -74,7 +74,7 @@ class RayEngine:
 
     @property
     def available_cpus(self) -> int:
-        """Return the number of CPUs that Ray may use."""
+        """Return the number of CPUs that Ray may use: ``num_cpus``, or all of the machine's."""
         return self.num_cpus if self.num_cpus is not None else (os.cpu_count() or 1)
 
     def __call__(

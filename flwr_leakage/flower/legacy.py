@@ -82,7 +82,7 @@ class LegacyHonestButCurious(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Return the clients that the wrapped strategy asks to train; remember what they get."""
+        """Return the clients that the wrapped strategy asks to train; remember what it sends."""
         guarded(self.audit, server_round, self.audit.begin_round, server_round)
         chosen: list[tuple[ClientProxy, FitIns]] = self.strategy.configure_fit(
             server_round, parameters, client_manager
@@ -163,7 +163,8 @@ class LegacyHonestButCurious(Strategy):
         """Return the observations, the notes and the uncertain clients of a round.
 
         The observations are those to attack, and the notes those that clients sent beside their
-        updates. A client is uncertain if its name is: an evaluator does not know its samples.
+        updates. A client is uncertain if its claimed id is not believed, so that its samples are
+        not known.
         """
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
@@ -267,7 +268,7 @@ class LegacyHonestButCurious(Strategy):
         return claims.keys() - self._names.known
 
     def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the sent parameters and buffers of the whole model, and control variates.
+        """Return the whole model's parameters and buffers as sent, and SCAFFOLD's control variates.
 
         Entries that are not sent have the values of the model that the server was given.
         """
@@ -338,7 +339,8 @@ def observe_legacy(
             them.
         schedule: the schedule of local training; by default as each client's note tells it.
         attack: an attack, the name of a preset, or ``None`` for none. The default tries every
-            attack that applies, within a budget of CPU seconds for each target.
+            attack that applies, within a budget of CPU seconds for each target (a client's update,
+            or the mean of all).
         threat: the attacker's knowledge. By default it knows the clients' mean update only, which
             is what secure aggregation shows.
         max_samples: the largest number of samples that the steps of an attacked client use, all

@@ -100,7 +100,7 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended; log whether training may go on, and advice."""
+    """Write the report of a run that ended; log its verdict on further training, and its advice."""
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
     advice = advise(Index(run.records), run.metadata, [], run.events)

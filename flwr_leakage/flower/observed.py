@@ -73,7 +73,8 @@ def observe(
             token, if the spec says so); or its gradient map.
         folder: the folder for the records and the report of the run.
         attack: an attack, the name of a preset, or ``None`` for none. The default tries every
-            attack that applies, within a budget of CPU seconds for each target.
+            attack that applies, within a budget of CPU seconds for each target (an update, or the
+            mean of several).
         spec: shapes, classes and normalisation of the inputs; by default as the clients' notes tell
             them.
         schedule: the schedule of local training; by default as each client's note tells it.

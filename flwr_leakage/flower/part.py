@@ -87,7 +87,8 @@ class Part:
     ) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the exchanged parameters and buffers, and the names of less precise arrays.
 
-        All have the model's names. An array is less precise if it has fewer bits than the model's.
+        The results have the names of the model's entries. An array is less precise if it has fewer
+        bits than the model's.
 
         Raises:
             MalformedArraysError: as in :func:`flwr_leakage.flower.arrays.read_arrays`.
@@ -103,7 +104,7 @@ class Part:
         return read_reply(held, params, buffers)
 
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
-        """Return, by parameter, the extra array that fits it, as SCAFFOLD's control variates do.
+        """Return, by a parameter's name, the extra array that fits it, as SCAFFOLD's variates do.
 
         An extra array belongs to no entry of the model, and fits a parameter of the same shape;
         both are taken in order. The result is empty if a parameter has no such array.

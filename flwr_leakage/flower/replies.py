@@ -202,9 +202,9 @@ class Sent:
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Return the replies that answer no message of this phase, with the reason in words.
+        """Return why replies answer no message that was sent, in words, by the reply's index.
 
-        The result is by the reply's index. A reply that is an error is never among them.
+        Such a reply is a second answer, or of a node that was sent nothing. Errors are left out.
         """
         seen: Counter[int] = Counter()
         found = {}

@@ -64,7 +64,7 @@ class RoundView:
         sent: the messages that were sent, by node.
         needs: the metrics that the strategy needs in every reply.
         drop: whether bad replies will be left out; warnings say so.
-        usual: the most common names of records and metrics in earlier replies; ``None`` before.
+        usual: the most common names of records and metrics in earlier replies, ``None`` for none.
         expected: the names, shapes and types that a reply's arrays must have.
         variates: the control variates of SCAFFOLD's clients, from this round and those before.
     """
@@ -122,9 +122,10 @@ class RoundView:
     def _faults(
         self, replies: Sequence[Message], phase: str, check: Callable[[int, Message], Layout]
     ) -> dict[int, str]:
-        """Return in words, by its index, why a reply is bad, and record each.
+        """Return in words, by the reply's index, why a reply is bad, and record a warning for each.
 
-        ``check`` refuses a bad reply by an error, and returns the layout of another one.
+        ``check`` takes a reply with its index, raises an error if it is bad, and else returns its
+        layout: its names of records and metrics. Warnings begin with ``phase``.
         """
         faults = self.sent.unasked(replies)
         layouts = {}
@@ -233,9 +234,10 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were sent so.
+        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were so when sent.
 
-        They have fewer bits than the model's, or whole numbers in the place of floating-point ones.
+        Less precise arrays have fewer bits than the model's, or whole numbers in the place of
+        floating-point ones.
 
         Raises:
             ValueError: there are such arrays. The message names the first ones.

@@ -33,7 +33,7 @@ class TruthFolder:
         write_private(self._file(server_round, client_id), truth_to_bytes(truth))
 
     def __call__(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Return the samples that a client trained on in a round.
+        """Return the samples that a client trained on in a round; ``num_examples`` is not used.
 
         Raises:
             ValueError: the client wrote nothing in this round.

@@ -32,8 +32,8 @@ class HonestButCurious(Strategy):
     """A wrapper of any Flower strategy that hands each client's update to an audit.
 
     Use it outermost, around server-side differential privacy too: such strategies clip the replies
-    in place, and a curious server reads the replies before that. Its other attributes are those of
-    the wrapped strategy.
+    in place, and a curious server reads the replies before that. All other attributes of the
+    wrapper are those of the wrapped strategy.
 
     Args:
         strategy: the strategy that trains.
@@ -167,7 +167,7 @@ class HonestButCurious(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the wrapped strategy's aggregate of evaluations; record faults and silence."""
+        """Return the strategy's aggregate of evaluations; record bad and missing replies."""
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
         handed_on = self._handed_on(received, faults or {})

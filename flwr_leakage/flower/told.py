@@ -22,7 +22,7 @@ UNTOLD_SCHEDULE = LocalSchedule(1.0)
 
 @dataclass(frozen=True)
 class Given:
-    """The settings that the server's operator gives; clients' notes decide where one is ``None``.
+    """The settings that the server's operator gives; ``None`` leaves one to each client's note.
 
     Attributes:
         spec: shapes, classes and normalisation of the inputs.
@@ -229,9 +229,9 @@ class ToldAudit(ServerAudit):
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
     ) -> tuple[dict[int, Assumed], dict[int, str]]:
-        """Return, by client id, the assumptions of an attack, and why another cannot be attacked.
+        """Return the assumptions of an attack on each client, and why others cannot be attacked.
 
-        The assumptions follow from ``facts``, what each client told about its training.
+        Both are by client id, and follow from ``facts``, those that clients told of their training.
         """
         assumed, refused = {}, {}
         for seen in observations:

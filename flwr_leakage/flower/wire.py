@@ -40,9 +40,9 @@ def unpack_note(record: ConfigRecord) -> ClientNote:
 def unseen(reply: Message, released: str = "") -> str:
     """Return in words why a reply holds arrays that no defense and no gate has seen; else empty.
 
-    ``released`` names the ``ArrayRecord`` that was defended and judged, if any. Arrays are also
-    found outside of an ``ArrayRecord``: as bytes in a config, or as a list of numbers among the
-    metrics.
+    A gate holds an update to the client's own limits. ``released`` names the ``ArrayRecord`` that
+    was defended and judged, if any. Arrays are also found outside of an ``ArrayRecord``: as bytes
+    in a config, or as a list of numbers among the metrics.
     """
     arrays = [name for name in records_of(reply.content, ArrayRecord) if name != released]
     if arrays:

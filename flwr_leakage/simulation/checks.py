@@ -75,7 +75,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse a score or a limit that is made for images if inputs are texts."""
+    """Refuse scores, and limits of a client's gate, that are for images, if inputs are texts."""
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():

@@ -111,7 +111,7 @@ class Experiment:
         """Return the settings by which a client audits its update; see ``ClientAudit``.
 
         In a simulation its draws come from the seed; on a real node, from the operating system's
-        entropy. Without a client the settings are only to be checked.
+        entropy. The settings of no client (``None``) are only to be checked.
         """
         client = self.settings.client
         return ClientAudit(
@@ -368,7 +368,7 @@ class Experiment:
     def tracker(self, tell: Callable[[str], None]) -> Tracker:
         """Return the tracker of the run folder, which also feeds the config's live view, if any.
 
-        ``tell`` is given a line when one of both can no longer be written; the run goes on.
+        ``tell`` is given a line when the folder or view can no longer be written; the run goes on.
         """
         folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)
         if not self.config["tracker"]:

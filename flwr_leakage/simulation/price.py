@@ -36,7 +36,7 @@ class Measured:
         step: the CPU seconds of one step of a client's training.
         score: the CPU seconds of all scores of one sample.
         products: the number of products with the Jacobian that these scores took.
-        test: the CPU seconds of the test accuracy on one sample.
+        test: the CPU seconds that one sample of the test set takes.
     """
 
     step: float

@@ -30,7 +30,7 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_priva
 
 
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
-    """Return a line on a run: its clients, its rounds, its options and the attacker's knowledge.
+    """Return a line on a run: its clients, rounds, config options and the attacker's knowledge.
 
     With ``own_configs`` it says that clients may have configs of their own.
     """

@@ -126,9 +126,9 @@ def _share_that_trains(experiment: Experiment) -> float:
 def _replays(experiment: Experiment) -> list[int]:
     """Return, for each client, the number of rounds whose training it replays.
 
-    It is assumed to train in all rounds. It replays the rounds in which its update may be attacked,
-    and the first round in which it scores or attacks its update, unless it replayed one before. A
-    client whose samples are not all kept replays none.
+    Each client is assumed to train in all rounds. It replays the rounds in which its update may be
+    attacked, and the first round in which it scores or attacks its update, unless it replayed one
+    before. A client whose samples are not all kept replays none.
     """
     plan, own = experiment.score_plan, experiment.self_attack
     rounds = range(1, experiment.settings.num_rounds + 1)
