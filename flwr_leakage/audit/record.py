@@ -98,7 +98,7 @@ class Recorder:
                 self.cost(server_round, name, seconds, note.client_id)
 
     def _replay(self, where: Where, replay: ReplayResult) -> None:
-        """Record the result of a replay, under a name that depends on it.
+        """Record a replay's result for ``where``, (round, client id), by a name that depends on it.
 
         The name is ``replay_residual``, with ‖sent − replayed‖ / ‖sent − received‖;
         ``not_replayed`` if the round's training was not replayed; or ``replay_passed``, with the
@@ -121,8 +121,9 @@ class Recorder:
     ) -> None:
         """Record a client's training as the server knows it, and why the client was not attacked.
 
-        The schedule is ``None`` if its steps are not known. ``kept_out`` is empty if the client was
-        attacked, and ``optimizer`` is the class name of its optimizer.
+        ``where`` is (round, client id). The schedule is ``None`` if its steps are not known.
+        ``kept_out`` is empty if the client was attacked, and ``optimizer`` is the class name of its
+        optimizer.
         """
         count = float(num_examples)
         done = schedule.describe(num_examples, self.sample) if schedule else ""
@@ -141,8 +142,8 @@ class Recorder:
     ) -> None:
         """Record the class and the number of each private sample, which a simulation knows.
 
-        ``names`` are the names of the classes. ``numbers`` identify each sample through all rounds.
-        Texts for a model of the next token have no class.
+        ``where`` is (round, client id), and ``names`` are the names of the classes. ``numbers``
+        identify each sample through all rounds. Texts for a model of the next token have no class.
         """
         targets = truth.private.targets
         has_class = targets.ndim == 1 or targets.is_floating_point()
@@ -158,8 +159,9 @@ class Recorder:
     ) -> None:
         """Record the attack on an update as the defense ``name`` would have released it.
 
-        All records have ``name`` in their names. ``change`` is ‖released − raw‖ / ‖raw‖ of the
-        update, where raw is the undefended one. The training never used the released update.
+        ``where`` is (round, client id). All records have ``name`` in their names. ``change`` is
+        ‖released − raw‖ / ‖raw‖ of the update, where raw is the undefended one. The training never
+        used the released update.
         """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
@@ -175,8 +177,8 @@ class Recorder:
         of the null samples, which cannot be members. The power is the share of members that the
         test found, at 1 % of false alarms, when the round was repeated on null samples. The p-value
         of a candidate whose statistic is below those of all null samples is recorded as an upper
-        bound. ``is_member`` tells the truth for each candidate; it is ``None`` outside of
-        simulations.
+        bound. ``is_member`` tells the truth for each candidate, ``None`` outside of simulations;
+        ``where`` is (round, client id).
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records ({made.null_origin})"
@@ -215,8 +217,8 @@ class Recorder:
     ) -> None:
         """Record the attack on a client: its final objective, the metrics, and the images or texts.
 
-        The objective's note names the facts that ``threat`` grants the attacker, and what each
-        attack of a portfolio achieved.
+        ``where`` is (round, client id). The objective's note names the facts that ``threat`` grants
+        the attacker, and what each attack of a portfolio achieved.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -232,9 +234,9 @@ class Recorder:
     ) -> None:
         """Record the class counts inferred from an update, or why there are none.
 
-        ``found`` is the number of samples of each class, with the share of labels that is expected
-        to be right, or else the reason in words. ``truth`` is the true number of samples of each
-        class; ``None`` where it is not known.
+        ``where`` is (round, client id), and ``found`` the number of samples of each class, with the
+        share of labels that is expected to be right, or else the reason in words. ``truth`` is the
+        true number of samples of each class; ``None`` where it is not known.
         """
         if isinstance(found, str):
             self._number(where, -1, "labels", "expected_right", None, note=found)
@@ -250,7 +252,7 @@ class Recorder:
     def probe(self, where: Where, probed: Probed) -> None:
         """Record the attack on a probe: the update of one step on a few of a client's images.
 
-        The records' names begin with the number of images.
+        The records' names begin with the number of images; ``where`` is (round, client id).
         """
         (answer,) = probed.attempt.answers
         note = answer.error or answer.summary
@@ -273,7 +275,8 @@ class Recorder:
     def decoded(self, where: Where, answer: Reconstruction, outcome: Outcome) -> None:
         """Record the samples that were decoded from the encodings (MixUp, InstaHide) of all rounds.
 
-        The records' names begin with ``decoded_``; ``outcome`` evaluates the decoded samples.
+        The records' names begin with ``decoded_``; ``outcome`` evaluates the samples, and ``where``
+        is (round, client id).
         """
         count = float(answer.stats["encodings"])
         self._number(where, -1, "attack", "decoded_encodings", count, "image")
@@ -281,7 +284,7 @@ class Recorder:
         self._samples_found(where, outcome, "decoded")
 
     def _samples_found(self, where: Where, outcome: Outcome, role: str = "") -> None:
-        """Record the images and texts of an outcome.
+        """Record the images and texts of an outcome; ``where`` is (round, client id).
 
         With a ``role``, a name such as ``decoded``, only the reconstructions are, under this name.
         """
@@ -298,7 +301,7 @@ class Recorder:
     def _measurements(
         self, where: Where, kind: RecordKind, outcome: Outcome, prefix: str = ""
     ) -> None:
-        """Record the measurements of an outcome, under names that begin with ``prefix``."""
+        """Record an outcome's measurements, under names that begin with ``prefix``."""
         for measurement in outcome.measurements:
             named = replace(measurement, name=prefix + measurement.name)
             self._measurement(where, kind, named)
@@ -306,7 +309,7 @@ class Recorder:
     def _measurement(
         self, where: Where, kind: RecordKind, measurement: Measurement, spared: str = "\0"
     ) -> None:
-        """Record a measurement, with a record for each sample, as records of the given kind.
+        """Record a measurement of ``where``, (round, client id), by a record for each sample.
 
         Samples whose note begins with ``spared`` share a single record without a value.
         """

@@ -432,7 +432,7 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack, and record, updates of one step on ``large.probe_sizes`` of a client's images."""
+        """Attack one step on a few of a client's images, for each of ``large.probe_sizes``."""
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):

@@ -94,7 +94,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    Sentences of ``note`` on a replay are replaced by one fixed sentence on unexplained updates.
+    Where they repeat the replay's sentence in ``note``, a fixed sentence without details stands.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

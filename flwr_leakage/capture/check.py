@@ -90,8 +90,9 @@ def check_replay(
         variates: the client's control variates c_i, by the names of the server's variates c among
             the received arrays; zero by default. SCAFFOLD (Karimireddy et al., 2020) adds c − c_i
             to the gradients, or changes the parameters by −η (c − c_i) after a step with learning
-            rate η. They explain such gradients, and such a change after a single step. After
-            several steps, the change itself is found by its repetition.
+            rate η. The variates explain such gradients, and such a change after a training of a
+            single step. In a longer training the change is recognised without them, as it follows
+            every step.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
@@ -301,10 +302,10 @@ def _causes(
 def variate_names(
     names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Return, by parameter, the received array that fits it as a control variate (SCAFFOLD) does.
+    """Return, by a parameter's name, the name of the received control variate (SCAFFOLD) for it.
 
-    Only arrays that are not the model's are considered. An array fits a trainable parameter if it
-    has the same shape; both are taken in order. The result is empty if a parameter has no array.
+    A trainable parameter is given the next received array of its shape that is not the model's, in
+    order. The result is empty if a parameter has no such array.
     """
     others = iter([name for name in received if name not in names])
     found = {}

@@ -92,7 +92,7 @@ def name_live(
 def match(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
 ) -> dict[str, str]:
-    """Return the model's entry for each array, by name, as matched by names and shapes.
+    """Return, by an array's name, the name of the model's entry that matches by name and shape.
 
     ``state`` is the model's ``state_dict``, and ``parameters`` are the names of its entries that
     are no buffers. Arrays that match no entry are left out.

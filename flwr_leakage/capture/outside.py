@@ -37,9 +37,9 @@ class Outside:
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
-        """Compare the parameters with those after the latest step, once for each step.
+        """Compare the parameters with those remembered by ``step``, and note whether they changed.
 
-        ``at_end`` says that this was the last step of the training.
+        A second call after the same step does nothing. ``at_end`` says that it was the last step.
         """
         after, self._after = self._after, []
         if not after:

@@ -435,9 +435,9 @@ class Recorder:
         self._begin_versions = versions_of(self._trained)
 
     def _leave_out(self, others: frozenset[int]) -> None:
-        """Leave out the models that a second optimizer trains, as a personal model in Ditto.
+        """Leave out of the capture all models of a second optimizer, as a personal model in Ditto.
 
-        ``others`` are the ids of the parameters that it holds.
+        ``others`` are the ids of the parameters that the second optimizer holds.
 
         Raises:
             ValueError: the second optimizer trains a part of what the first one trains, or of what

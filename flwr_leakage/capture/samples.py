@@ -155,9 +155,9 @@ def _shifted(
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
-    """Return the number and the only call of a model, and the only tensor that it was called with.
+    """Return the number of the only call of a model, the call, and its only input tensor.
 
-    ``found`` are pairs of a number and a recorded call.
+    ``found`` are pairs (number, call) of recorded calls.
 
     Raises:
         ValueError: there are no calls or several, or the call has not exactly one input tensor.

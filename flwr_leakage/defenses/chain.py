@@ -92,8 +92,9 @@ class Chain(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples, or
-        ``None``.
+        """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples.
+
+        It is ``None`` if no defense of the chain mixes samples.
 
         Raises:
             ValueError: several defenses of the chain encode batches.

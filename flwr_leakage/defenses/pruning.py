@@ -68,7 +68,7 @@ class GradientPruning(UpdateDefense):
 
     Attributes:
         prune_ratio: the share of pruned entries, in [0, 1).
-        per_layer: whether each tensor is pruned by itself; otherwise all are together.
+        per_layer: whether the share is of each tensor's entries, and not of all tensors' together.
     """
 
     prune_ratio: float = 0.99

@@ -96,8 +96,9 @@ class SampleSpectra:
         return SampleSpectra(operator, exposures, sigma, weights, prior_std, lanczos)
 
     def trace(self, values: Float[Tensor, "S k"]) -> Float[Tensor, " S"]:
-        """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ, from f
-        at the nodes in ``singular_values``.
+        """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ.
+
+        ``values`` are f at the nodes ``singular_values``.
         """
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
@@ -145,8 +146,8 @@ class SampleSpectra:
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
         """Return the cutoff c of each sample at which its noise has the given energy, the sum of
         :meth:`energies` over the singular values, in squared units of the pseudo-gradient. Between
-        two nodes σ of weight w, τ² N (c Σ wσ − Σ wσ²) = energy over the m nodes below c, with N
-        inputs and the attacker's prior standard deviation τ.
+        two nodes σ of weight w, τ² N (c Σ wσ − Σ wσ²) = energy over the nodes below c, with N input
+        entries and the attacker's prior standard deviation τ.
         """
         first, second = (
             (self.node_weights * self.singular_values**power).cumsum(1) for power in (1, 2)
@@ -180,8 +181,9 @@ class SampleSpectra:
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 
     def error_of_energy(self, energy: float, highest: float) -> float:
-        """Return the predicted RMSE of all samples, at most ``highest``, if a noise energy is
-        divided to make it equal. ``energy`` is in squared units of the pseudo-gradient.
+        """Return the predicted RMSE of all samples, at most ``highest``, if the total noise
+        ``energy`` is divided so that all have the same. The energy is in squared units of the
+        pseudo-gradient.
         """
         from scipy.optimize import brentq  # the import takes most of a second
 

@@ -63,8 +63,7 @@ def read_reply(
 
     An array is less precise than the model's if it has floating-point numbers of fewer bits, or
     whole numbers where the model has floating-point ones. The tensors are copies, by name, with the
-    dtype and device of the model's ``params`` and ``buffers``. They are passed in since reading
-    them off the model takes longer than comparing.
+    dtype and device of the model's ``params`` and ``buffers``.
 
     Raises:
         MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not

@@ -100,12 +100,12 @@ class CapturePlan:
         return self.defense.changes_updates or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether a round's samples are needed for scores, defense, gate, or attack."""
+        """Return whether a round's samples are needed for scores, defense, attack, or limits."""
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
-        """Return whether a round's training is replayed; with a gate, every round's is.
+        """Return whether a round's training is repeated to check the update; with a gate, always.
 
         ``kept`` is the result of the client's latest replay, ``None`` before the first, and
         ``num_arrays`` the number of arrays that the server sent.
@@ -267,9 +267,9 @@ class _Work:
 def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
     """Return the update of a captured training defended, scored and attacked, as the plan says.
 
-    If the plan has a gate, the update is compared with its limits. In a simulation with a folder
-    for the truth, the samples are left there first. ``work`` holds what scores and defenses depend
-    on.
+    If the plan has a gate, the update is compared with its limits, and is not sent beyond them. In
+    a simulation with a folder for the truth, the samples are left there first. ``work`` holds what
+    scores and defenses depend on.
 
     Raises:
         ValueError: the update has to be defended or judged, and cannot be.
@@ -313,7 +313,8 @@ def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None
     """Attack one step on few samples, and keep the result for the client's owner.
 
     It is done where no attack fits all steps of the training, as ``remark`` says, and if the plan
-    has a self-attack and a folder for the owner's record. Nothing of it travels.
+    has an attack of the client on itself and a folder for the owner's record. Nothing of it
+    travels.
     """
     attack, training = cast(Any, plan.attack), seen.training
     due = attack is not None and attack.includes(work.server_round)

@@ -311,7 +311,7 @@ def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
 def asked_clients(inner: Any, num_clients: int) -> int:
     """Return the number of clients that a strategy asks in a round, as FedAvg computes it.
 
-    All clients are asked if the strategy has no such settings.
+    All clients are asked if the strategy lacks FedAvg's settings.
     """
     fraction = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", 1.0))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", 1))

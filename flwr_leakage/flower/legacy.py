@@ -103,7 +103,8 @@ class LegacyHonestButCurious(Strategy):
     def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Observe the clients' results, call a method that aggregates, then attack the updates.
 
-        The result is that of the method. The round and the results are found among its arguments.
+        The result is that of the method ``aggregate``. The round and the clients' results are found
+        among its arguments, ``given`` and ``named``.
         """
         try:
             called = inspect.signature(aggregate).bind(*given, **named).arguments

@@ -163,7 +163,8 @@ class Variates:
     def hear(self, client: int, change: Params, params: Params) -> None:
         """Add the change of control variates that a client sends in a round.
 
-        It is empty if the client sends none; ``params`` are the parameters that it was sent.
+        ``change`` is empty if the client sends none; ``params`` are the parameters that it was
+        sent.
         """
         if change:
             _, own = self._heard.get(client, ({}, {}))

@@ -139,8 +139,8 @@ class HonestButCurious(Strategy):
     def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
         """Let the audit attack the updates of a round.
 
-        ``seen`` is ``None`` if an error occurred; ``num_updates`` counts the replies that were
-        handed to the strategy.
+        ``seen`` holds the round's observations, or is ``None`` after an error; ``num_updates``
+        counts the replies that were handed to the strategy.
         """
         if seen is None:
             return
@@ -211,7 +211,7 @@ class HonestButCurious(Strategy):
         handed_on: list[Message],
         nothing: Any,
     ) -> Any:
-        """Return the result of the wrapped strategy's method ``name``, which aggregates replies.
+        """Return the result of the wrapped strategy's method ``name`` on the replies ``handed_on``.
 
         It is ``nothing`` if the method fails since all ``received`` replies were left out.
         """

@@ -126,7 +126,7 @@ def check_clients(experiment: Experiment) -> None:
 
 
 def check_threat(experiment: Experiment) -> None:
-    """Check that the facts which the threat model grants the attacker exist here.
+    """Check that the facts which the threat model grants exist in this experiment.
 
     BatchNorm statistics, for example, do not exist in a model without BatchNorm.
 

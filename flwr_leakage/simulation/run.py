@@ -55,7 +55,7 @@ class IncompleteRunError(RuntimeError):
 
 
 def launch(config: Config) -> None:
-    """Build the whole experiment, so that errors come early; then run it on its engine.
+    """Build the whole experiment, so that errors come early; then run it in process or on Ray.
 
     Raises:
         ConfigError: the config cannot be run.
