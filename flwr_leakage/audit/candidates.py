@@ -68,7 +68,7 @@ class Candidates:
         seed: int,
         optimizer: str = "SGD",
     ) -> Membership:
-        """Test the records for membership in the update that a client's optimizer made.
+        """Test the records for membership in the update ``seen``, made by a client's optimizer.
 
         Raises:
             ValueError: the samples do not have the shape of the inputs, the steps use too many

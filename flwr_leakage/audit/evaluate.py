@@ -104,7 +104,7 @@ def _texts(
     spec: InputSpec,
     reference: Reference,
 ) -> Outcome:
-    """Return the metrics of recovered texts, and the recovered and private texts in words."""
+    """Return the metrics of recovered texts, and the recovered and the private texts."""
     write = partial(_written, padding=spec.padding, words=reference.words)
     texts: list[Text] = []
     measurements: tuple[Measurement, ...] = ()

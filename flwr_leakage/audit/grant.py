@@ -60,7 +60,7 @@ def disclose(
 ) -> Disclosure:
     """Return the training targets and the BatchNorm statistics that the threat model grants.
 
-    They are those of the samples of one round, as the defense encoded them for the training. The
+    Both are of the samples of one round, as the defense encoded them for the training. The
     BatchNorm statistics of the finished model (``batch_norm="final"``) are taken from the
     observation, to which they were added after the training. A fact that is not granted is
     ``None``.

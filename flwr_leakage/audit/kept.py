@@ -275,7 +275,7 @@ def _check_sizes(spec: InputSpec, update: Update) -> None:
 
 
 def truth_to_bytes(truth: Truth) -> bytes:
-    """Return the true samples of a client as the content of a safetensors file."""
+    """Return a client's true samples and their mixing as the content of a safetensors file."""
     batches = {"private": truth.private, "defended": truth.defended}
     tensors = {
         f"{name}/{field}": getattr(batch, field).detach().cpu().contiguous().clone()

@@ -167,7 +167,7 @@ def _samples(seen: Observation) -> int:
 
 
 def _bytes(needs: Needs, seen: Observation) -> float:
-    """Return an estimate of the bytes that an attack on a target takes beside the model."""
+    """Return an estimate of the bytes, beside the model's, that an attack on an update takes."""
     copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
     return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
 

@@ -301,7 +301,7 @@ class Recorder:
     def _measurements(
         self, where: Where, kind: RecordKind, outcome: Outcome, prefix: str = ""
     ) -> None:
-        """Record an outcome's measurements, under names that begin with ``prefix``."""
+        """Record an outcome's measurements as ``kind``, under names that begin with ``prefix``."""
         for measurement in outcome.measurements:
             named = replace(measurement, name=prefix + measurement.name)
             self._measurement(where, kind, named)

@@ -152,9 +152,9 @@ class SelfAttack:
         server_round: int,
         client_id: int,
     ) -> SelfAttacked:
-        """Return the result of attacking the released update, compared with the private samples.
+        """Return the result of attacking a client's defended update, compared with its samples.
 
-        ``exposure`` holds the client's samples, its parameters and the released update.
+        ``exposure`` holds the client's samples, its parameters and the update as it is sent.
         """
         released = exposure.released
         seen = Observation(

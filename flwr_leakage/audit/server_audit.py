@@ -446,7 +446,11 @@ class ServerAudit:
     def _test(
         self, part: list[Observation], assumed: Inputs, unknown: Set[int], optimizer: str
     ) -> None:
-        """Test the candidates for membership in one client's update, or in the mean of several."""
+        """Test the candidates for membership in one update, or the mean of several, in ``part``.
+
+        ``assumed`` are the inputs' spec and BatchNorm mode, and ``unknown`` the clients whose true
+        samples nobody can know.
+        """
         assert self.candidates is not None
         spec, mode = assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
@@ -471,10 +475,11 @@ class ServerAudit:
         self._recorder.cost(seen.server_round, "membership_cpu_seconds", seconds, seen.client_id)
 
     def _prepare(self, target: Target, assumed: Inputs, unknown: Set[int]) -> Case | None:
-        """Return a target with the facts that the threat model grants, ready to be attacked.
+        """Return a target with its true samples and the facts that the threat model grants.
 
-        ``None`` is returned, and the reason recorded, if an attack would take too much memory or
-        time.
+        ``assumed`` are the inputs' spec and BatchNorm mode, ``unknown`` the clients whose true
+        samples nobody can know. The result is ``None``, and the reason is recorded, if an attack
+        would take too much memory or time.
         """
         seen, (spec, mode) = target.observation, assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
@@ -496,7 +501,8 @@ class ServerAudit:
     def _attack(self, now: _Round, cases: list[Case]) -> None:
         """Attack the targets ``cases`` together, then evaluate and record each answer.
 
-        The attack is repeated on the updates that each defense of ``what_ifs`` would have released.
+        The budget is that of the round ``now``. The attack is repeated on the updates that each
+        defense of ``what_ifs`` would have released.
         """
         for case, answer in self._answers(now, cases):
             client_id = case.observation.client_id
@@ -676,7 +682,8 @@ class ServerAudit:
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
         """Return a target with its truth and the facts that the threat model grants.
 
-        ``None`` is returned, and the reason recorded, if nobody knows the granted facts.
+        ``None`` is returned, and the reason recorded, if nobody knows them, as for ``unknown``
+        clients.
         """
         seen = target.observation
         source = None if unknown & {client for client, _ in target.members} else self.truth

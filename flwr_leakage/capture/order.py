@@ -78,7 +78,7 @@ def _first_fit(
 ) -> list[str]:
     """Return the names of entries with the arrays' values, in order; empty if one is missing.
 
-    ``same`` compares the values of an array, by index, and of an entry, by name.
+    ``own`` are the entries' shapes. ``same`` compares an array's values, by index, with an entry's.
     """
     found: list[str] = []
     place = 0

@@ -271,8 +271,8 @@ def canary_epsilon(
 
 
 def _epsilon_between(shift: float, spread: float, delta: float) -> float:
-    """Return the smallest ε for which N(shift, spread²) and N(0, 1) are (ε, δ)-indistinguishable,
-    in both directions.
+    """Return the smallest ε at which N(shift, spread²) and N(0, 1) are (ε, δ)-indistinguishable,
+    whichever of them is taken first.
     """
     if spread == 1:
         return gaussian_epsilon(shift, delta)

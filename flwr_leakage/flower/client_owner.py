@@ -43,7 +43,7 @@ def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
 
 
 def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
-    """Return the note that travels to the server.
+    """Return the note that travels to the server beside the update.
 
     It holds the fields of ``note`` that the client's owner shares, and fixed categories for the
     others; ``remark`` replaces the note's own remark.

@@ -158,8 +158,8 @@ def release(
 def defend(session: Session, trained: Trained, defense: Defense, number: int = 0) -> Release:
     """Return the update under a defense, without scores.
 
-    Its ``exposure`` is filled in where the mini-batches of the round were seen. ``number`` is the
-    place of the defense among those that the gate tries, from 0; each has draws of its own.
+    The result has an ``exposure`` if the round's mini-batches passed through ``encode``. ``number``
+    is the place of the defense among those that the gate tries, from 0; each has draws of its own.
     """
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer

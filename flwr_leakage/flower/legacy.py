@@ -180,7 +180,7 @@ class LegacyHonestButCurious(Strategy):
         """Return the observations to attack, and record why a client was not observed.
 
         Under secure aggregation all clients show the same sum. It is attacked only if every client
-        in it can be observed. ``facts`` are what the notes tell about trainings, by node id.
+        in it can be observed. ``facts`` on the trainings, from the clients' notes, are by node id.
         """
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":

@@ -152,7 +152,7 @@ def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
-    """Return in words how the names of records and metrics in a reply differ from most replies'."""
+    """Return in words how a reply's names of records and metrics differ from the ``usual`` ones."""
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 

@@ -118,7 +118,7 @@ class ToldAudit(ServerAudit):
     def _doubt(
         self, seen: Observation, schedule: LocalSchedule, told: TrainingFacts | None
     ) -> None:
-        """Warn if the given schedule leaves out samples of a client that tells no schedule."""
+        """Warn if the operator's schedule leaves out samples of a client that tells no schedule."""
         count, used = seen.update.num_examples, schedule.num_samples_used(seen.update.num_examples)
         if (told is None or not told.num_steps) and used < count:
             self.warn_once(
@@ -253,7 +253,7 @@ class ToldAudit(ServerAudit):
         assumed: Mapping[int, Assumed],
         refused: Mapping[int, str],
     ) -> tuple[dict[int, Assumed], dict[int, str]]:
-        """Return the common assumptions about all clients of a mean update, or the refusals.
+        """Return the common assumptions about all clients of a mean update, or why it is refused.
 
         They are the schedule, the inputs and the BatchNorm mode that more than half of the clients
         told. A client that told something else spoils the attack if it told the truth, and hides
@@ -288,7 +288,7 @@ class ToldAudit(ServerAudit):
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
-        """Return the operator's schedule, else the client's; ``None`` if neither is known.
+        """Return the operator's schedule, or else the one that the client told, or else ``None``.
 
         ``None`` is returned, too, if no schedule can express the client's training.
         """

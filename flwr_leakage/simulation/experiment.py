@@ -269,7 +269,7 @@ class Experiment:
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
 
     def what_if(self, name: str, seen: Observation) -> WhatIf:
-        """Return a client's update under a defense of ``config.what_if``, as it would have been.
+        """Return the update ``seen`` as the defense ``name`` of the config would have made it.
 
         If the client has neither a defense nor a gate, the observed update is its undefended one.
         Otherwise, or if the defense encodes samples, local training is repeated.
@@ -298,7 +298,7 @@ class Experiment:
         return WhatIf(released, Truth(private, encoded), change)
 
     def _trained(self, seen: Observation, batch: Batch) -> Params:
-        """Return the update, by parameter, of a client that trains on a batch undefended."""
+        """Return the undefended update, by parameter, of the client of ``seen`` on a batch."""
         schedule = seen.update.schedule
         with torch.no_grad():
             return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)

@@ -80,7 +80,7 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
 
 
 def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
-    """Return in words a setting that needs more clients than a round asks; empty if none does."""
+    """Return in words a setting that needs more than the ``asked`` clients; empty if none does."""
     if "num_malicious_nodes" in settings:
         # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
         factor = 4 if isinstance(strategy, Bulyan) else 2
