@@ -133,7 +133,7 @@ class Recorder:
             self._number(where, -1, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if ``client`` was not called with the reason."""
+        """Record why an update was not attacked, where the method ``client`` has not done so."""
         where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
         self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
 

@@ -76,8 +76,9 @@ class Counting:
     def _are_set_anew(self) -> bool:
         """Return whether the settings now differ from those when the counting began.
 
-        Settings that cannot be compared, such as tensors of several entries, count as different. It
-        is asked when a step begins, so that a scheduler's change after the last step is not read.
+        Settings that cannot be compared, such as tensors of several entries, count as different.
+        This is called when a step begins, so that a scheduler's change after the last step is not
+        seen.
         """
         try:
             return _settled(self._optimizer) != self._settings

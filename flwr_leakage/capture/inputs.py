@@ -73,7 +73,7 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return the number of different values among sorted ones, apart from rounding."""
+    """Return the number of different values among sorted ones, with equal up to rounding as one."""
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 

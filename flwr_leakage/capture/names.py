@@ -125,8 +125,9 @@ def _own_names(
 ) -> dict[str, str]:
     """Return the received name of each tensor of a module that was received, by its own name.
 
-    ``live`` are the module's tensors, and ``values`` their values, with which arrays without names
-    are compared. Received names in ``taken`` belong to another module already.
+    ``live`` are the module's tensors. Arrays without names (0, 1, …) are matched by order, shapes
+    and ``values``, the tensors' values to compare with. Received names in ``taken`` belong to
+    another module already.
     """
     if received and all(name.isdigit() for name in received):
         order = sorted(received, key=int)

@@ -118,7 +118,7 @@ def _has_compiled() -> bool:
 
 
 def _looking(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that calls a method of the recorder in its own thread only.
+    """Return a hook that calls a method of the recorder, in the recorder's thread only.
 
     An error of the method ends the capture, and never the training.
     """
@@ -136,7 +136,7 @@ def _looking(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Window(FunctionMode):
-    """A mode that hands every call of a torch function to the recorder, and never changes it."""
+    """A torch function mode that hands every call of a function to the recorder, unchanged."""
 
     def __init__(self, recorder: "Recorder") -> None:
         super().__init__()

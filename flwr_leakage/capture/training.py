@@ -154,8 +154,8 @@ def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
 
     ``memo`` holds the copies made so far, as for ``copy.deepcopy``, so that the parameters are
     those of the copied modules. Attributes that cannot be copied are left out; a step that uses one
-    then fails. So is an attribute that replaces a method: a scheduler replaces ``step`` by a
-    function that steps ``live``.
+    then fails. Attributes that replace a method are left out, too: a scheduler replaces ``step`` by
+    a function that steps ``live``.
     """
     copied = copy.deepcopy(live, memo)
     for name, value in vars(live).items():

@@ -293,8 +293,9 @@ def _epsilon_between(shift: float, spread: float, delta: float) -> float:
 
 
 def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) -> float:
-    """Return ∫ (p − e^ε q)₊ for densities p of N(m0, s0²) and q of N(m1, s1²), over the set where
-    the difference of their logarithms less ε, a polynomial of degree two, is positive.
+    """Return ∫ (p − e^ε q)₊ for densities p of N(m0, s0²) and q of N(m1, s1²).
+
+    It is taken over the set where log p − log q − ε, a quadratic polynomial, is positive.
     """
     a = (1 / s1**2 - 1 / s0**2) / 2
     b = m0 / s0**2 - m1 / s1**2

@@ -100,7 +100,7 @@ class CapturePlan:
         return self.defense.changes_updates or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether a round's samples are needed for scores, defense, attack, or limits."""
+        """Return whether a round's scores, defense, attack or the client's limits need samples."""
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 

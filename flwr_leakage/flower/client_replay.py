@@ -317,7 +317,7 @@ def _names(
     """Return the received names of the optimizer's parameters, and those of the other parameters.
 
     ``sent`` holds the names of the exchanged arrays. Parameters that the client keeps to itself,
-    such as a head, have no received name: an empty one among the first, and none in the second.
+    such as a head, are an empty name in the first tuple, and are not in the second.
     """
     found = name_tensors(received, training.roots)
     own = {

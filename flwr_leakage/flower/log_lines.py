@@ -51,7 +51,7 @@ class RecentRecords(JsonlTracker):
         self._recent: list[LeakageRecord] = []
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one record, and remember it."""
+        """Append one record to the run folder, and remember it for ``take``."""
         super().log(record)
         self._recent.append(record)
 

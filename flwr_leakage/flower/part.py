@@ -106,8 +106,8 @@ class Part:
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
         """Return, by a parameter's name, the extra array that fits it, as SCAFFOLD's variates do.
 
-        An extra array belongs to no entry of the model, and fits a parameter of the same shape;
-        both are taken in order. The result is empty if a parameter has no such array.
+        An extra array belongs to no entry of the model. Each parameter takes the next one of its
+        shape. The result is empty if a parameter has no such array.
         """
         others = iter(self.extra)
         found: Params = {}

@@ -234,7 +234,7 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were so when sent.
+        """Refuse a reply's less precise arrays ``narrow``, unless the server sent them so, too.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in the place of
         floating-point ones.

@@ -298,7 +298,7 @@ class Experiment:
         return WhatIf(released, Truth(private, encoded), change)
 
     def _trained(self, seen: Observation, batch: Batch) -> Params:
-        """Return the undefended update, by parameter, of the client of ``seen`` on a batch."""
+        """Return the update, by parameter, that training on ``batch`` gives without a defense."""
         schedule = seen.update.schedule
         with torch.no_grad():
             return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)
@@ -322,9 +322,9 @@ class Experiment:
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
         """Return the largest ε (differential privacy) of a client's sample; ``None`` if unknown.
 
-        It covers ``num_rounds`` rounds, and a change of a client's samples by ``replace-one`` or
-        ``add-or-remove``. It is unknown with a gate, whose choice of a defense depends on the
-        samples.
+        It covers ``num_rounds`` rounds at the defense's own δ, and a change of a client's samples
+        by ``replace-one`` or ``add-or-remove``. It is unknown with a gate, whose choice of a
+        defense depends on the samples.
         """
         if self.gate is not None:
             return None

@@ -222,5 +222,5 @@ def read_settings(config: Config) -> Settings:
 
 
 def _take(kind: type, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a section whose keys are fields of a dataclass."""
+    """Return the entries of a section whose keys are fields of the dataclass ``kind``."""
     return {field.name: section[field.name] for field in fields(kind) if field.name in section}
