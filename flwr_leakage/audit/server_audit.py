@@ -647,7 +647,7 @@ class ServerAudit:
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
         """Warn, once, if a client's training is not as assumed, or does not explain its update.
 
-        It does not if a replay of the training did not give the update.
+        A training does not explain the update if its replay gives another one.
         """
         for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
@@ -768,7 +768,7 @@ class ServerAudit:
 
 
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
-    """Return the names of trained weights that did not change at all, although others did.
+    """Return the names of trained weights that did not change at all, although other weights did.
 
     Biases are left out: a defense that keeps only the largest entries sets them to zero, too.
     """

@@ -227,7 +227,7 @@ class _Share:
     chunks: list[_Chunk] = field(default_factory=list)
 
     def see(self, run: KeptRun) -> None:
-        """Go through the rounds of a run, and collect the chunks of targets."""
+        """Go through the rounds of a run, and collect the chunks of targets in ``chunks``."""
         audit, disclosed = run.audit(CompositeTracker([]))
         assert audit.attack is not None
         audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)

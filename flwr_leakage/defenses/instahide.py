@@ -151,7 +151,7 @@ class InstaHide(Defense):
         return self.random_signs
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise ``ValueError`` for too few samples at once, or public images of another shape."""
+        """Raise ``ValueError`` for too few samples to mix, or public images of another shape."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.num_private:
             raise ValueError(

@@ -95,7 +95,7 @@ def _simplex(num_samples: int, k: int, randomness: Randomness) -> Tensor:
 
 
 def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Randomness) -> Mixing:
-    """Return a random mixing of k samples in each encoding, with a bound of the coefficients."""
+    """Return a random mixing: k samples in each encoding, coefficients ≤ ``max_coefficient``."""
     return Mixing(
         draw_indices(num_samples, k, randomness),
         draw_coefficients(num_samples, k, max_coefficient, randomness),

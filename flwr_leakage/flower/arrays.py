@@ -125,7 +125,7 @@ class Expected:
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters and buffers in ``arrays``, and the names of less precise arrays.
 
-        These have fewer bits than the model's, or whole numbers in the place of floating-point
+        Less precise arrays have fewer bits than the model's, or whole numbers in place of floating
         ones.
 
         Raises:
@@ -137,9 +137,9 @@ class Expected:
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
         """Check arrays as :func:`read_reply` does, and return the names of the less precise ones.
 
-        These have fewer bits than the model's, or whole numbers in the place of floating-point
-        ones. It is faster where all arrays have the model's own format, as nothing is copied into
-        tensors.
+        Less precise arrays have fewer bits than the model's, or whole numbers in place of floating
+        ones. The method is faster where all arrays have the model's own format, as it makes no
+        tensors then.
 
         Raises:
             MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or

@@ -202,9 +202,9 @@ def train_and_report(
 
 
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
-    """Return a reply whose training was not captured, or an error if it must not be sent so.
+    """Return the reply to a training that was not captured, or an error if it holds arrays.
 
-    A defense, or a gate (limits beyond which nothing is sent), forbids to send arrays so.
+    The error is only for plans with a defense, or a gate: limits beyond which nothing is sent.
     """
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)

@@ -236,7 +236,7 @@ def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Return whether the update of a round is scored, attacked, or compared with limits."""
+    """Return whether a round's update is scored, attacked, or compared with the client's limits."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 

@@ -123,7 +123,8 @@ def is_due(
 
     ``every`` is the number of rounds from one replay to the next, ``None`` for the first training
     alone. The round is 0 if it is unknown. ``kept`` is the result of the latest replay, ``None``
-    before the first, and ``num_arrays`` the number of received arrays, if it matters.
+    before the first, and ``num_arrays`` the number of received arrays; a change of it makes a
+    replay due.
     """
     if kept is None or num_arrays not in (None, kept.num_arrays):
         return True

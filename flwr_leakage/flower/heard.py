@@ -109,7 +109,7 @@ class Heard:
             self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
-        """Return whether a failure is the error of a node, which is recorded for that node."""
+        """Return whether a failure is an error that a node sent, recorded under that node."""
         return any(
             any(argument is error for argument in failure.args)
             or (error.reason and error.reason in str(failure))

@@ -141,21 +141,21 @@ class LegacyHonestButCurious(Strategy):
             guarded(self.audit, server_round, tell_round, self.audit, server_round)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Call the wrapped strategy's method of the same name."""
+        """Return the result of the wrapped strategy's method of the same name."""
         return self.strategy.initialize_parameters(client_manager)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> Any:
-        """Call the wrapped strategy's method of the same name."""
+        """Return the result of the wrapped strategy's method of the same name."""
         return self.strategy.configure_evaluate(server_round, parameters, client_manager)
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Call the wrapped strategy's method of the same name."""
+        """Return the result of the wrapped strategy's method of the same name."""
         return self.strategy.aggregate_evaluate(server_round, results, failures)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> Any:
-        """Call the wrapped strategy's method of the same name."""
+        """Return the result of the wrapped strategy's method of the same name."""
         return self.strategy.evaluate(server_round, parameters)
 
     def _look(

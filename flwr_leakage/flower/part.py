@@ -175,10 +175,10 @@ class Variates:
     ) -> Params:
         """Return a client's change of the parameters in a round, freed of control variates.
 
-        If the client took one step, it is −η g with its learning rate η and gradient g. Otherwise,
-        or if the step and the change of variates that ``hear`` added do not agree, it is ``delta``,
-        the change as observed. ``facts`` are what the client told, or ``None``; ``server`` are the
-        server's variates c that it was sent, empty for none.
+        If the client took one step, the result is −η g with its learning rate η and gradient g.
+        Otherwise, or if the step and the change of variates that ``hear`` added do not agree, the
+        result is ``delta``, the change as observed. ``facts`` are what the client told, or
+        ``None``; ``server`` are the server's variates c that it was sent, empty for none.
         """
         change, own = self._heard.get(client, ({}, {}))
         rate = facts.learning_rate if facts and facts.num_steps == 1 else 0.0

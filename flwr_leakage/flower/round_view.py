@@ -289,9 +289,9 @@ class RoundView:
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters and buffers sent to a node, and the names of less precise arrays.
 
-        These have fewer bits than the model's. Entries that are not sent have the values of the
-        model that the server was given. Most strategies send the same record to all nodes; it is
-        read once.
+        Less precise arrays have fewer bits than the model's. Entries that are not sent have the
+        values of the model that the server was given. Most strategies send the same record to all
+        nodes; it is read once.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:

@@ -216,10 +216,10 @@ class Experiment:
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Return a client's samples in a round, as the seed determines them, and their encoding.
 
-        It is right for the clients of a simulation only: a client on a real node has samples and
-        draws of its own, and says so beside its update (``ClientNote.own_config``). If there are
-        several epochs, the encoding by the defense is that of the first one. ``num_examples`` is
-        the number of samples that the client reports.
+        The result is right for the clients of a simulation only: a client on a real node has
+        samples and draws of its own, and says so beside its update (``ClientNote.own_config``). If
+        there are several epochs, the encoding by the defense is that of the first one.
+        ``num_examples`` is the number of samples that the client reports.
         """
         used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self.client_batch(client_id, server_round, num_examples)[:used]

@@ -57,7 +57,7 @@ def describe(config: Config, experiment: Experiment) -> None:
 
 
 def describe_own_configs(config: Config, clients: Set[int]) -> None:
-    """Add to ``run.json`` which clients ran by a config of their own, which nobody else knows.
+    """Add to ``run.json`` which clients ran by own configs, which the server does not know.
 
     ``clients`` are their ids. Their defenses are told by their remarks, among the events; the
     defense of the run's config is not theirs.
