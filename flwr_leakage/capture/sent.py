@@ -55,7 +55,7 @@ def multiple_sent(
 
 
 def factor_between(sent: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> float | None:
-    """Return the factor f if the tensors ``sent`` are f times those of an update; else ``None``."""
+    """Return the factor f if the tensors ``sent`` are f times ``trained``; else ``None``."""
     whole = norm(trained.values())
     if not whole:
         return None

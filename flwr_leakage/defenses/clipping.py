@@ -47,5 +47,6 @@ class Clipping(UpdateDefense):
         require_option(self, "relative_to", ClipUnit)
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors, scaled so that their joint norm is at most ``max_norm``."""
+        """Return the tensors scaled to a joint norm of at most ``max_norm``, see ``relative_to``.
+        """
         return clip_update(update.delta, update_units(self.max_norm, update, self.relative_to))

@@ -1,4 +1,4 @@
-"""Audit on a server that takes settings which it was not given from the clients' notes."""
+"""Audit on a server that reads missing settings off the clients' notes."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
