@@ -47,6 +47,5 @@ class Clipping(UpdateDefense):
         require_option(self, "relative_to", ClipUnit)
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the tensors scaled to a joint norm of at most ``max_norm``, see ``relative_to``.
-        """
+        """Return the tensors scaled to a joint norm of at most ``max_norm`` in its unit."""
         return clip_update(update.delta, update_units(self.max_norm, update, self.relative_to))

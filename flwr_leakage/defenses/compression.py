@@ -73,8 +73,7 @@ class QSGD(UpdateDefense):
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update, its entries rounded at random to multiples of ‖v‖ / s in a bucket v.
-        """
+        """Return the update, entries rounded at random to multiples of ‖v‖ / s in a bucket v."""
         vector = ravel(update.delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)
         norms = padded.norm(dim=1, keepdim=True)

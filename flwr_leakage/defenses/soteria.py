@@ -89,10 +89,10 @@ def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) ->
 class Soteria(Defense):
     """A defense that prunes columns of a linear layer's weight update (Sun et al. 2021).
 
-    The layer's gradient reveals its input, the representation, exactly. Column k of the weight's
-    update is a multiple of the representation's entry k. Soteria zeroes the columns of those
-    entries that move a reconstruction most if perturbed. Balunović et al. (2022) show that it does
-    not hinder an attacker who leaves this layer out of the objective.
+    The layer's gradient reveals its input, the representation, exactly. Column k of the weight
+    belongs to the representation's entry k. Soteria zeroes the columns of those entries that move a
+    reconstruction most if perturbed. Balunović et al. (2022) show that it does not hinder an
+    attacker who leaves this layer out of the objective.
 
     Attributes:
         prune_ratio: the share of the representation's entries that is pruned, in [0, 1); 0.01 in
