@@ -99,7 +99,7 @@ class SelfAttack:
 
     Attributes:
         attack: the attack.
-        threat: the further knowledge that the server is assumed to have.
+        threat: the facts beside the update that the server is assumed to know.
         evaluator: the object that computes the metrics; PSNR, SSIM and labels by default.
         reference: the reconstruction without any attack, with which answers are compared; the mean
             colour by default.

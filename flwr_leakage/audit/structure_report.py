@@ -23,7 +23,7 @@ class Opening:
             succeeds. ``features only``: it can be run, and recovers features of the images, not the
             images. ``recovers``: it was run on the synthetic batch, and recovered all images with a
             PSNR of at least ``RECOVERED_DB``. ``does not apply``: it cannot be run.
-        reason: what the attack uses, why it does not apply, or what it reached.
+        reason: the property that the attack uses, why it does not apply, or the result of its run.
     """
 
     attack: str

@@ -18,9 +18,9 @@ same."""
 class Outside:
     """A detector of changes of the given parameters between the steps of an optimizer.
 
-    It compares them after each step with those at the beginning of the next one. So it also finds
-    writes through ``.data``, which autograd's version counters do not show. Only the change after
-    the first step is kept.
+    It compares the parameters after each step with those at the beginning of the next one. So it
+    also finds writes through ``.data``, which autograd's version counters do not show. Only the
+    change after the first step is kept.
     """
 
     def __init__(self, parameters: Sequence[Tensor] = ()) -> None:

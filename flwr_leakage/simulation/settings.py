@@ -25,7 +25,7 @@ class ClientSettings:
     Attributes:
         num_examples: the number of private samples that a client trains on in a round, ≥ 1;
             ``None`` for all that it has.
-        same_samples: whether a client uses the same samples in each round, and not the next ones.
+        same_samples: whether a client uses the same samples in each round, else its next ones.
         max_samples: the number of samples that are kept for scores and defenses, ≥ 1.
         num_threads: the number of torch threads of a client, ≥ 1; ``None`` leaves it as it is.
         share: the results of clients' attacks on themselves that travel to the server, see
