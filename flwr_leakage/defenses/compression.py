@@ -38,7 +38,7 @@ class RandomSubset(UpdateDefense):
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update with each entry kept with probability ``share``, else set to zero."""
+        """Return the update, its entries zero or kept, and divided by ``share`` if unbiased."""
         factor = 1 / self.share if self.is_unbiased else 1.0
         return {
             name: torch.where(
@@ -88,7 +88,7 @@ class SignSGD(UpdateDefense):
     """A defense that sends the sign of each entry, times one size per tensor.
 
     For a tensor v of d entries ``‖v‖₁ / d · sign(v)`` is sent (Karimireddy et al. 2019, section 4),
-    or a step that all clients share (Bernstein et al. 2018, algorithm 1).
+    or ``step · sign(v)`` with a step that all clients share (Bernstein et al. 2018, algorithm 1).
 
     Attributes:
         step: the size of every entry that is sent, > 0, or ``None`` for each tensor's mean

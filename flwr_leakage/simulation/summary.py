@@ -57,10 +57,10 @@ def describe(config: Config, experiment: Experiment) -> None:
 
 
 def describe_own_configs(config: Config, clients: Set[int]) -> None:
-    """Add to ``run.json`` which clients ran by own configs, which the server does not know.
+    """Add to ``run.json`` the ids of the clients that ran by configs of their own.
 
-    ``clients`` are their ids. Their defenses are told by their remarks, among the events; the
-    defense of the run's config is not theirs.
+    The server does not know these configs; their defenses are told by the clients' remarks, among
+    the events; the defense of the run's config is not theirs.
     """
     path = Path(config["run_dir"]) / METADATA_FILE
     metadata = json.loads(path.read_bytes())

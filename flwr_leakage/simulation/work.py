@@ -154,11 +154,12 @@ def _replays(experiment: Experiment) -> list[int]:
 
 
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
-    """Return the numbers of samples that are ranked and scored over all rounds, and their cost.
+    """Return the numbers of samples that are ranked and that are scored, and the scores' cost.
 
-    The cost is a share of the training's, if the plan limits it by measured seconds, otherwise
-    ``None``. ``products`` is the number of products with the Jacobian that the scores of one sample
-    take, and ``share`` the share of clients that train in a round.
+    Samples are ranked to choose those to score; both numbers are over all rounds. The cost is a
+    share of the training's, if the plan limits it by measured seconds, otherwise ``None``.
+    ``products`` is the number of products with the Jacobian that the scores of one sample take, and
+    ``share`` the share of clients that train in a round.
     """
     plan, settings = experiment.score_plan, experiment.settings
     if not experiment.scores:
