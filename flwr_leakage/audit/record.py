@@ -286,8 +286,7 @@ class Recorder:
     def _samples_found(self, where: Where, outcome: Outcome, role: str = "") -> None:
         """Record the images and texts of an outcome; ``where`` is (round, client id).
 
-        With a ``role``, a name such as ``decoded``, only reconstructions are recorded, under this
-        name.
+        With a ``role`` such as ``decoded``, only reconstructions are recorded, under this name.
         """
         for picture in outcome.pictures:
             if not role or picture.role == "reconstruction":

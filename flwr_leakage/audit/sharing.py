@@ -94,7 +94,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    Where they repeat the replay's sentence in ``note``, a fixed sentence without details stands.
+    In these notes, the sentence on the replay in ``note`` is replaced by a fixed one.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes
