@@ -91,7 +91,7 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
 
-    ``torch.compile`` would compile the active modes together with the code.
+    ``torch.compile`` would compile the recorder's torch function mode together with the code.
     """
     original, told = torch.compile, [tell]
 
