@@ -105,8 +105,7 @@ class CapturePlan:
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
-        """Return whether a training is repeated to check its update; always if the gate sets
-        limits.
+        """Return whether a training is repeated to check its update; always if there is a gate.
 
         ``kept`` is the result of the client's latest replay, ``None`` before the first, and
         ``num_arrays`` the number of arrays that the server sent.
