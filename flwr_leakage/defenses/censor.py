@@ -64,9 +64,13 @@ class Censor(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the update with the noise that lowers the client's loss most as ``delta``.
+        """Return the update with noise orthogonal to it in place of ``delta``.
 
-        If no draw lowers the loss, the update is returned as it is.
+        Of ``trials`` draws it is the one that lowers the loss on the client's samples of the round
+        (``local_round``) most. If none lowers it, the update is returned as it is.
+
+        Raises:
+            ValueError: ``local_round`` is ``None``.
         """
         check_update(update)
         seen = require_local_round(self, local_round)

@@ -162,8 +162,9 @@ def replay_told(
 
 
 def _as(defended: bool, verb: str) -> str:
-    """Return words for the updates that repeated training gives: as they were before the defense if
-    ``defended``, else as sent. ``verb`` is ``are`` for several updates, else ``is``.
+    """Return the clause that names the updates with which a repeated training is compared, such as
+    ``as it was sent``, or ``before its defense`` if the client defended them. ``verb`` is ``are``
+    for several updates, else ``is``.
     """
     if verb == "are":
         return "before their defense" if defended else "as they were sent"

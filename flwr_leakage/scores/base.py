@@ -62,7 +62,9 @@ class Column:
 
     @property
     def own_states(self) -> Sequence[State]:
-        """Return the state of each sample, or none if nothing is stated."""
+        """Return for each sample whether its value is exact, a bound, or unresolved; empty if the
+        score does not say so.
+        """
         if isinstance(self.states, str):
             return states_of(self.values, self.states)
         return self.states

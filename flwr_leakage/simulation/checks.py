@@ -75,7 +75,9 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse scores, and limits of a client's gate, that are for images, if inputs are texts."""
+    """Raise ``ConfigError`` if inputs are texts, and a score is made for images, or a limit beyond
+    which a client withholds its update (its gate).
+    """
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():

@@ -335,10 +335,12 @@ def _repair(
 ) -> int:
     """Repair masks that contradict the gradients, and return the number of entries flipped.
 
-    Masks are given for all ReLUs by number; repaired ones are replaced in place. ``features``
-    (1, C, H, W) are the outputs, already solved for, of the ReLU of this number, and ``solved`` is
-    the solution, with the channels whose equations contradict it. ``own`` are indices of the
-    convolutions that take these outputs, in the order of a pass.
+    A mask tells where a ReLU is on. Those of the ReLUs directly after the convolutions ``own`` are
+    repaired, and replaced in ``masks``, which holds the mask of each ReLU by its number. ``own``
+    are the indices, from input to output, of the convolutions that take the outputs of ReLU
+    ``number``. ``features`` (1, C, H, W) are these outputs, already solved for; ``solved`` is the
+    solution, with the channels whose equations contradict it. ``backward`` computes the gradients
+    of a pass with given masks.
     """
     turned = 0
     for position, index in enumerate(own):

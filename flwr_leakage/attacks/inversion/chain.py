@@ -444,15 +444,17 @@ class ChainLinearization(Linearized):
         top: Callable[[Tensor], Top],
         point: Tensor,
     ) -> None:
-        """Compute the values of all layers at a point, and then the errors ∂F/∂z of all of them.
+        """Compute the values z of all layers at a point, and then the errors ∂F/∂z of all of them.
+
+        F is the function of the network's outputs whose gradient the client sends, its loss.
 
         Args:
             chain: the layers, activations and poolings of the network.
             params: the parameters by name, in the point's precision.
             widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs; empty for
                 none.
-            top: map from the chain's outputs (n, B) to the derivatives of F and to the numbers that
-                the attacker observes.
+            top: map from the chain's outputs (n, B) to F's first and second derivatives by them,
+                and to the numbers that the attacker observes.
             point: images (B, C, H, W).
         """
         self.products = 0

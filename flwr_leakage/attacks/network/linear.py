@@ -20,7 +20,7 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 class LayerFactor:
     """The factors ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a linear layer's gradient, of rank b.
 
-    The layer is ``Z = W H + c``. U has orthonormal columns. Let S (m × b) be the errors ∂L/∂Z of b
+    The layer is ``Z = W Hᵀ + c``. U has orthonormal columns. Let S (m × b) be the errors ∂L/∂Z of b
     samples, one in each column, and H (b × n) the layer's inputs, one sample in each row. Then
     ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R``, with square matrices Q and ``T = Q⁻¹``. A row t of
     T is a sample's *dual*. It is orthogonal to the columns q of Q that belong to other samples. For

@@ -437,8 +437,9 @@ def _turns(taken: Tensor | None, outputs: Float[Tensor, "T m"], heads: int) -> l
     """Return the rotations by position that turn a layer's outputs into an attention's queries.
 
     ``outputs`` (T, m) are those of the layer, with m = heads · h. ``taken`` (1, heads, T, h) are
-    the queries that the attention takes, or ``None``. Both ways to pair entries are tried. The list
-    is empty if no rotation fits, or the queries have another shape.
+    the queries that the attention takes. An entry may be paired with its neighbour, or with the one
+    h/2 places on (rotary embeddings); both are tried. The list is empty if no rotation fits, if the
+    queries have another shape, or if ``taken`` is ``None``, as no attention was found.
     """
     size = outputs.shape[-1] // heads
     if taken is None or taken.shape != (1, heads, len(outputs), size) or size % 2:

@@ -129,10 +129,12 @@ class Spans:
         return self.anatomy.attention
 
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Return for each token of whole texts (B, T) how far its vectors lie outside of the spans.
+        """Return for each token of whole texts (B, T) how far its vectors lie outside of ``spans``.
 
-        It is the largest over all spans of the relative distance from the span. If a span's own
-        error e exceeds 50 ``NEAR``, the distance from it is divided by e / (50 ``NEAR``).
+        The vectors are those that the layers behind the first attention would take for the token.
+        The result is the largest over all spans of a vector's relative distance from the span. If
+        the rounding error e that was estimated for a span exceeds 50 ``NEAR``, the distance from it
+        is divided by e / (50 ``NEAR``).
         """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
         pairs = zip(self.spans, vectors, strict=True)
@@ -244,11 +246,11 @@ class Relaxation:
     attention's output at pair i, with query q_i, is a mean over the text,
     ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y_j is 1 if the token
     stands at the position, and else 0. The search relaxes y to shares that sum to 1 at each
-    position. It minimises the part of the outputs outside of their span by Adam. Every mixture of
-    several texts would nearly solve this. So one token that occurs once in the batch, the *anchor*,
-    is fixed at its position, and only its own text solves it. One token after another is taken as
-    the anchor. The outputs are those at the likeliest token of each position, weighted by its
-    share.
+    position. The layer that takes the outputs has a gradient whose row space holds the true ones.
+    Adam minimises the part of the outputs outside of it. In this objective only the output at the
+    likeliest token of each position counts, by that token's share. Every mixture of several texts
+    would nearly solve this. So one token that occurs once in the batch, the *anchor*, is fixed at
+    its position, and only its own text solves it. One token after another is taken as the anchor.
 
     Attributes:
         iterations: number of steps of Adam for each anchor.

@@ -86,10 +86,11 @@ class Sharpening:
         require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why sharpening steps do not fit a batch with these equations; empty if they do.
+        """Return why sharpening steps, which draw images towards a prior with sharp edges, cannot
+        be taken on a batch with these equations; empty if they can.
 
-        The batch may be too large, or have too few equations. Behind pooling many equations depend
-        on each other. So there must be twice as many equations as unknowns.
+        The batch may be too large, or have too few equations. Twice as many equations as unknowns
+        are needed for every batch, as behind pooling many equations depend on each other.
         """
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:

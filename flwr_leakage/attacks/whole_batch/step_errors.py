@@ -374,10 +374,11 @@ class _Mixture:
 
     @property
     def misfit(self) -> float:
-        """Mean squared residual of the sum of outer products, plus that of the steps' errors.
+        """The mean squared residual of the last layer's change, as a sum of outer products of each
+        step's error signals and features, plus that of the error signals.
 
-        The latter compares the errors with those that the features give by the softmax. Both are in
-        units of their standard deviations.
+        The latter compares the error signals with those that the features give by the softmax. Each
+        residual is divided by the standard deviation that is assumed for it.
         """
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
