@@ -347,7 +347,7 @@ def test_models_of_token_ids_take_a_spec_of_texts():
         membership(model, gradients, data(0, 2), spec=SPEC, null=data(1, 30), num_examples=2)
 
 
-def test_a_list_of_gradients_is_refused_in_words():
+def test_a_list_of_gradients_is_refused_in_words(unchecked):
     model = network()
     gradients = [torch.ones_like(p) for p in model.parameters()]
     with pytest.raises(

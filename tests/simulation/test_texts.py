@@ -117,7 +117,9 @@ def test_the_page_speaks_of_texts_and_shows_them(audited):
         ("score=own_records", "score.own_records must not be OwnRecords, which tests images"),
     ],
 )
-def test_what_is_made_for_images_is_refused_before_work_starts(tmp_path, override, match):
+def test_what_is_made_for_images_is_refused_before_work_starts(
+    tmp_path, override, match, unchecked
+):
     given = [each for each in TEXTS if not (override.startswith("model") and "model" in each)]
     given = [each for each in given if not (override.startswith("score") and "score" in each)]
     with pytest.raises(ConfigError, match=match):
