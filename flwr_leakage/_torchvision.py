@@ -28,6 +28,11 @@ def _compiled_library_loads(package: Path) -> bool:
     return False
 
 
+def lacks_operators() -> bool:
+    """Return whether operators had to be declared, as torchvision's compiled ones do not load."""
+    return bool(_libraries)
+
+
 def prepare_torchvision() -> None:
     """Declare torchvision's missing operator schemas; call it before importing torchvision."""
     spec = importlib.util.find_spec("torchvision")

@@ -28,6 +28,9 @@ CASES = {
         assert len(shim._libraries) == 1
         shim.prepare_torchvision()
         assert len(shim._libraries) == 1
+        from flwr_leakage.cli.doctor import examine
+        (found,) = [each for each in examine() if each.name == "torchvision"]
+        assert found.state == "ok" and "do not fit this torch" in found.text
         schema = str(torch.ops.torchvision.nms.default._schema)
         assert schema == (
             "torchvision::nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

@@ -58,10 +58,18 @@ def _package(name: str) -> Finding:
         extra = _EXTRAS.get(name)
         what = f"'flwr-leakage[{extra}]'" if extra else name
         return Finding(name, "broken", f"not installed: pip install {what}")
+    lacks_operators = False
     try:
+        if name == "torchvision":  # as wherever this package imports it
+            lacks_operators = importlib.import_module("flwr_leakage._torchvision").lacks_operators()
         importlib.import_module(_MODULES.get(name, name))
     except Exception as error:  # a build for another torch fails in any way
         return Finding(name, "broken", f"{version} cannot be imported: {error}")
+    if lacks_operators:
+        version += (
+            "; its compiled operators do not fit this torch: nothing here uses them, but other "
+            "packages, such as transformers, may fail to import it"
+        )
     return Finding(name, "ok", version)
 
 
