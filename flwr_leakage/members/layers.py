@@ -174,10 +174,10 @@ def leftovers(
 
     r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
     :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the calls
-    of a layer, or over a text's :func:`tokens_with_derivative`. A
-    record whose inputs are all zero has r = 1. ``problem`` is an update with its model, as the
-    server sent it, and BatchNorm by running statistics. ``views`` holds the row spaces of the
-    layers for each of V updates of its parameters.
+    of a layer, or over a text's :func:`tokens_with_derivative`. A record whose inputs are all zero
+    has r = 1. ``problem`` is an update with its model, as the server sent it, and BatchNorm by
+    running statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
     logs, sizes = [], []
