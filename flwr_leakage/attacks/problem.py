@@ -34,7 +34,8 @@ class Problem:
         params: the global parameters θ_t.
         buffers: the buffers with which the attacker runs the model, such as BatchNorm statistics.
         gradient: the observed pseudo-gradient g*, which is −(θ_local − θ_t) / learning rate.
-        schedule: the client's local schedule.
+        schedule: the client's local schedule. One step has no weight decay here, as it has been
+            taken out of ``gradient``.
         num_samples: number B of samples that the schedule's steps use; further samples of the
             client leave no trace.
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
@@ -284,6 +285,8 @@ def pose(
             f"members must sum to the update's {update.num_examples} examples, got {counts}."
         )
     _check_update(gradient_map.params, observation)
+    observation = _without_decay(gradient_map, observation)
+    update = observation.update
     bare = gradient_map
     gradient_map = as_met(gradient_map, spec, observation.params, observation.buffers)
     schedule = update.schedule
@@ -312,7 +315,7 @@ def pose(
     ):
         raise ValueError("all rounds hold the same samples: their granted targets must be equal.")
     masks = ""
-    is_plain = schedule.num_steps == 1 and not schedule.weight_decay and not observation.members
+    is_plain = schedule.num_steps == 1 and not observation.members
     if touched == 1 and is_plain and not earlier and not spec.is_text:
         known_map, masks = _with_masks(known_map, bare, spec, observation, buffers)
     return Problem(
@@ -330,6 +333,28 @@ def pose(
         earlier=earlier,
         own_statistics=_own_statistics(known_map, spec, observation, threat, touched),
     )
+
+
+def _without_decay(gradient_map: GradientMap, observation: Observation) -> Observation:
+    """Return an observation of one step without the weight decay, which depends on no sample.
+
+    A step of SGD with learning rate η and weight decay λ moves the trained parameters θ by
+    ``−η (g + λθ)``, and the server knows all but the gradient g. An observation of several steps,
+    each of which decays other weights, is returned as it is.
+    """
+    update = observation.update
+    if update.schedule.num_steps > 1 or not update.schedule.weight_decay:
+        return observation
+    factor = update.schedule.learning_rate * update.schedule.weight_decay
+    delta = dict(update.delta)
+    for name in gradient_map.trained & delta.keys():
+        change = delta[name].double()
+        rest = change + factor * observation.params[name].double()
+        # What lies within the rounding of the change is no gradient: rows of unused tokens stay 0.
+        is_rounding = rest.abs() <= 2 * torch.finfo(delta[name].dtype).eps * change.abs()
+        delta[name] = rest.masked_fill(is_rounding, 0.0).to(delta[name].dtype)
+    schedule = replace(update.schedule, weight_decay=0.0)
+    return replace(observation, update=replace(update, delta=delta, schedule=schedule))
 
 
 def _granted_targets(

@@ -129,7 +129,7 @@ def find_spans(
         name, layer = step.op.name, step.op.layer
         if name in found or (only is not None and name not in only):
             continue
-        matrix = _own_gradient(problem, name)
+        matrix = problem.gradient[name].flatten(1)
         if only is None and (reason := _refusal(step.op, matrix)):
             left_out.append(f"{layer} {reason}")
             continue
@@ -302,14 +302,6 @@ def _outer_products(
             gradient = matrices[name].reshape(len(h), -1, h.shape[1]).double()
             e = torch.einsum("bmn,bn->bm", gradient, h)
             yield at, start, e / h.square().sum(1, keepdim=True).clamp_min(1e-30), h
-
-
-def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
-    """Return a weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
-    gradient = problem.gradient[name]
-    if problem.schedule.weight_decay and problem.schedule.num_steps == 1:
-        gradient = gradient - problem.schedule.weight_decay * problem.params[name]
-    return gradient.flatten(1)
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:

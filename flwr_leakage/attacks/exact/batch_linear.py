@@ -111,14 +111,19 @@ def recover_batch(
         return replace(result, refusals=tuple(refusals), stats=stats, scale=problem.scale)
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
-    scale = search.told_scale
-    if scale is not None and not scaled:
+    if search.scale is not None:
         # Wrong candidates may agree on a wrong scale by chance, so that both scales are tried.
-        for trial in (problem.divided(scale), problem):
+        results = []
+        for trial in (problem.divided(search.scale), problem):
             try:
-                return recover_batch(trial, settings, generator, images_only, True)
+                result = recover_batch(trial, settings, generator, images_only, True)
             except ValueError:
                 continue
+            if "proven" in result.verdicts:
+                return result
+            results.append(result)
+        if results:
+            return results[0]
     if not found and not scaled:
         found = _from_head(layers, layers[-1], generator)
         if found:

@@ -134,6 +134,8 @@ class BatchSearch:
         found: the samples found so far.
         proposals: how many samples each source has proposed, by the name of the source.
         accepted: how many of these were accepted, by the name of the source.
+        scale: the factor by which the client scaled its update, if the search looked for one and
+            samples show it, else ``None``.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class BatchSearch:
         self.found: list[BatchSample] = []
         self.proposals: dict[str, int] = {}
         self.accepted: dict[str, int] = {}
+        self.scale: float | None = None
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
         # Samples that are true except for the size of their errors, from which the scale is read.
@@ -183,7 +186,8 @@ class BatchSearch:
                 peeled = len(self.found)
             if not sources:
                 break
-            if self._left <= 1 or budget.is_spent or (scaled and self.told_scale is not None):
+            self.scale = self.told_scale if scaled else None
+            if self._left <= 1 or budget.is_spent or self.scale is not None:
                 break
             chances = [
                 (self.accepted.get(source, 0) + 1) / (self.proposals.get(source, 0) + 2)
@@ -200,6 +204,8 @@ class BatchSearch:
                 self._judge("last", self.layer.factor.bias.new_ones(1))
         if self._left == 1:  # nearly dependent errors leave little of the last sample's gradient
             self._judge("last by zeros", None, self._last_by_zeros())
+        if scaled and self.scale is None:
+            self.scale = self.told_scale  # before samples that are not exact are dropped
         if self._masks is not None:
             self.found = self._masks.settled(self.found)
         return self.found

@@ -321,11 +321,18 @@ def test_a_model_that_is_no_transformer_gets_its_tokens_named():
     assert set(found.stats["tokens"]) == set(ids.unique().tolist())
 
 
-def test_weight_decay_is_refused_in_words():
+def test_weight_decay_is_taken_off_one_step_and_refused_in_words_in_several():
     model, spec, loss, batch = texts.case(1, 8, 100)
-    schedule = LocalSchedule(0.1, weight_decay=0.1)
-    found = read(model, spec, loss, batch, schedule=schedule)
-    assert found.batch is None and "weight decay" in found.error
+    weights = [value.detach() for value in model.parameters() if value.requires_grad]
+    gradient = texts.gradient(model, loss, batch)
+    decayed = [value + 0.1 * weight for value, weight in zip(gradient, weights, strict=True)]
+    sent = [((w - 0.1 * v) - w) / -0.1 for v, w in zip(decayed, weights, strict=True)]
+    for update in (decayed, sent):  # as computed, and as rounded on its way
+        schedule = LocalSchedule(0.1, weight_decay=0.1)
+        one = read(model, spec, loss, batch, update=tuple(update), schedule=schedule)
+        assert torch.equal(one.batch.inputs, batch.inputs)
+    several = read(model, spec, loss, batch, schedule=LocalSchedule(0.1, 2, weight_decay=0.1))
+    assert several.batch is None and "weight decay" in several.error
 
 
 def test_the_portfolio_reads_texts_and_says_what_the_others_do():

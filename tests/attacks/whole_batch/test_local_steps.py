@@ -218,7 +218,7 @@ def test_steps_that_can_not_be_told_apart_are_refused_with_the_reason():
         return refused(model or network(), images(), **{"schedule": STEPS, **settings})
 
     assert "momentum or weight decay" in said(schedule=LocalSchedule(0.3, 3, 1, momentum=0.5))
-    assert "momentum or weight decay" in said(schedule=LocalSchedule(0.3, 1, 1, weight_decay=0.1))
+    assert "momentum or weight decay" in said(schedule=LocalSchedule(0.3, 2, 1, weight_decay=0.1))
     assert "were pruned" in said(change=pruned)
     assert "noise of" in said(change=noisy)
     smooth = network()
