@@ -7,25 +7,33 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils import backend_registration
 
 from flwr_leakage.tracking import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch lets no Python code register a device",
+NEEDS = {
+    "accel": pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch lets no Python code register a device",
+    ),
+    "cuda": pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=needs) for name, needs in NEEDS.items()]
 )
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def answers(request, tmp_path_factory):
     """What was printed, and the folder of the runs; in a process of its own, as a device stays."""
     folder = tmp_path_factory.mktemp("runs")
-    paths = os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])
+    paths = os.pathsep.join(
+        [str(SUPPORT.parents[1]), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    )
     done = subprocess.run(
-        [sys.executable, str(SUPPORT / "doors_on_accelerator.py"), str(folder)],
+        [sys.executable, str(SUPPORT / "doors_on_accelerator.py"), str(folder), request.param],
         env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -45,7 +53,7 @@ def test_scores_attack_and_membership_answer_as_on_the_cpu(answers):
 
 def test_an_app_that_trains_there_is_replayed_scored_and_defended(answers):
     _, folder = answers
-    cpu, there = map(read_run, (folder / "cpu", folder / "accel"))
+    cpu, there = map(read_run, sorted(folder.iterdir(), key=lambda each: each.name != "cpu"))
     values = [
         {
             (r.name, r.client_id, r.sample): r.value
