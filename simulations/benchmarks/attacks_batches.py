@@ -291,10 +291,8 @@ class Drawn:
     said: str | None
 
 
-def attack_draw(
-    case: Case, epochs: int, root: Path, seed: int, max_seconds: float | None = None
-) -> Drawn:
-    """Draw weights and a batch by a seed, and attack its update within some CPU seconds."""
+def draw(case: Case, epochs: int, root: Path, seed: int) -> tuple[nn.Module, InputSpec, Batch]:
+    """Draw a network's weights and a batch by a seed; the network is trained for some epochs."""
     shape = SHAPES[case.dataset]
     half = (0.0, 1.0) if case.pixels else (0.5, 0.5)
     spec = InputSpec(shape, case.classes, (half[0],) * shape[0], (half[1],) * shape[0])
@@ -312,13 +310,29 @@ def attack_draw(
         batch = Batch(batch.inputs, drawn)
     if case.double:
         network, batch = network.double(), Batch(batch.inputs.double(), batch.targets)
-    gradient_map = GradientMap(network.eval())
-    observation = observe(gradient_map, batch, case)
-    job = AttackJob(gradient_map, spec, [observation], ThreatModel(), max_seconds=max_seconds)
+    return network.eval(), spec, batch
+
+
+def attack(
+    seen: Observation,
+    truth: Batch,
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    max_seconds: float | None = None,
+) -> Drawn:
+    """Attack an update within some CPU seconds, and compare the answer with its batch."""
+    job = AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=max_seconds)
     began = time.process_time()
     (found,) = ExactBatch()(job)
     seconds = time.process_time() - began
-    return Drawn(*score(found, batch, gradient_map, spec), seconds, found.error)
+    return Drawn(*score(found, truth, gradient_map, spec), seconds, found.error)
+
+
+def attack_draw(case: Case, epochs: int, root: Path, seed: int) -> Drawn:
+    """Draw weights and a batch by a seed, and attack its update."""
+    network, spec, batch = draw(case, epochs, root, seed)
+    gradient_map = GradientMap(network)
+    return attack(observe(gradient_map, batch, case), batch, gradient_map, spec)
 
 
 def main() -> None:
@@ -339,9 +353,10 @@ def main() -> None:
         if given.cases not in f"{case.name} {case.dataset} {case.batch_size}":
             continue
         drawn = []
-        for draw, epochs in enumerate(case.epochs[-given.draws :]):
-            drawn.append(attack_draw(case, epochs, given.root, given.first_seed + draw))
-            print(case.name, given.first_seed + draw, drawn[-1], file=sys.stderr)
+        for number, epochs in enumerate(case.epochs[-given.draws :]):
+            seed = given.first_seed + number
+            drawn.append(attack_draw(case, epochs, given.root, seed))
+            print(case.name, seed, drawn[-1], file=sys.stderr)
         exact = [each.exact for each in drawn]
         seconds = [each.seconds for each in drawn]
         cells = (
