@@ -44,7 +44,7 @@ ANALYTIC = [
     Case("one step of learning rate 0.01", "analytic", partial(n.mlp, 40),
          schedule=LocalSchedule(0.01)),
     Case("refused: two samples", "analytic", partial(n.mlp, 40), count=2),
-    Case("refused: three steps", "analytic", partial(n.mlp, 40), schedule=LocalSchedule(0.1, 3)),
+    Case("three steps", "analytic", partial(n.mlp, 40), schedule=LocalSchedule(0.1, 3)),
     Case("one step with weight decay", "analytic", partial(n.mlp, 40),
          schedule=LocalSchedule(0.1, weight_decay=0.01)),
     Case("refused: no first bias", "analytic", partial(n.mlp, 40, bias=False)),

@@ -24,7 +24,6 @@ from flwr_leakage.attacks.one_by_one import (
     Applicability,
     ExactAttack,
     in_box,
-    require_single_gradient,
 )
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
@@ -58,8 +57,11 @@ class Analytic(ExactAttack):
     the client knows. The proof holds for the pixels, too, if x fits the range of normalised pixels;
     see :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
-    The attack takes an update of one sample in one plain step of gradient descent. The model's
-    first layer must be linear with a bias, and its weight and bias must be trained.
+    The attack takes an update of one sample. Several steps of gradient descent, with momentum or
+    not, show it as one does: their sum is ``(Σ_t w_t δ_t) xᵀ``, and that of the bias is
+    ``Σ_t w_t δ_t``. Weight decay of several steps, which adds weights that moved, is refused, and
+    so is pruning of several steps. The model's first layer must be linear with a bias, and its
+    weight and bias must be trained.
     """
 
     purpose: ClassVar[str] = "analytic"
@@ -68,12 +70,12 @@ class Analytic(ExactAttack):
         """Return a statement that the attack applies, with the name of the first linear layer.
 
         Args:
-            problem: the network and the observed update of one sample in one step.
+            problem: the network and the observed update of one sample.
             generator: a random stream, which this attack does not use.
 
         Raises:
-            ValueError: the update has several samples or steps, or no trained linear layer with
-                bias takes the network's input.
+            ValueError: the update has several samples or clients, or several steps with weight
+                decay, or no trained linear layer with bias takes the network's input.
         """
         use, _ = _first_layer(problem)
         return Applicability(True, f"{use.name!r} is linear on the input, with bias: x is exact.")
@@ -84,14 +86,14 @@ class Analytic(ExactAttack):
         """Return the one sample that explains a problem's update, as one image with its label.
 
         Args:
-            problem: the network and the observed update of one sample in one step, in float64.
+            problem: the network and the observed update of one sample, in float64.
             generator: the random stream for estimates under pruning and for the label.
             restart: number of the restart, which changes nothing, as no start is needed.
             budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
-            ValueError: the update has several samples or steps, or no linear layer with a bias
-                takes the network's input, or that layer's bias has a zero gradient.
+            ValueError: as :meth:`check` says; or the layer's bias has a zero gradient; or the
+                update of several steps was pruned.
         """
         use, order = _first_layer(problem)
         assert use.bias is not None
@@ -109,6 +111,8 @@ class Analytic(ExactAttack):
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
+        if is_pruned and problem.schedule.num_steps > 1:
+            raise ValueError("the update of several steps was pruned or has more than one sample.")
         if is_pruned:
             found = PrunedPass.of(problem, use, generator)
             first = found.layers[0]
@@ -234,10 +238,15 @@ def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
     """Return the trained linear layer that takes the network's input, and the order of its pixels.
 
     Raises:
-        ValueError: the update has several samples or steps, or no linear layer with a trained
-            weight and bias takes the whole input.
+        ValueError: the update has several samples or clients, or several steps with weight decay,
+            or no linear layer with a trained weight and bias takes the whole input.
     """
-    require_single_gradient(problem, "the analytic attack")
+    steps, decay = problem.schedule.num_steps, problem.schedule.weight_decay
+    if problem.num_samples != 1 or problem.members or (steps > 1 and decay):
+        raise ValueError(
+            "the analytic attack takes 1 sample, and no weight decay in several steps, got "
+            f"{problem.num_samples} samples in {steps} steps{' with weight decay' * bool(decay)}."
+        )
     trained = problem.gradient_map.trained
     frozen = []
     for use, order in input_orders(problem):

@@ -152,7 +152,9 @@ class GaussNewton(OneByOne):
         products = steps = moved = 0
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
-        solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
+        solver, equations, known, fitted = self._choose(
+            problem, model, likelihood, generator, budget.part(0.5)
+        )
         if not products:  # short runs for the trials of labels already have an answer
             self._require(equations, budget)
         share = 1.0 if not self.both else 0.7
@@ -265,11 +267,17 @@ class GaussNewton(OneByOne):
         return end.distance <= self.solved_distance or end.misfit <= 1.1
 
     def _choose(
-        self, problem: Problem, model: Equations, likelihood: Likelihood, generator: torch.Generator
+        self,
+        problem: Problem,
+        model: Equations,
+        likelihood: Likelihood,
+        generator: torch.Generator,
+        budget: Budget,
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
         """Return the equations to fit: those of ``rewriting``, or else the gradient.
 
         ``model`` is the gradient as equations, and ``likelihood`` the observed one with its noise.
+        ``budget`` is the CPU time in which the other equations must be found.
 
         Returns:
             The attack with the settings for these equations; the equations; their observed numbers
@@ -281,7 +289,7 @@ class GaussNewton(OneByOne):
         if self.rewriting is None:
             return self, model, likelihood, "the gradient"
         try:
-            equations, known = self.rewriting(problem, likelihood, generator)
+            equations, known = self.rewriting(problem, likelihood, generator, budget)
         except ValueError as refusal:
             if self.both:
                 raise ValueError(
@@ -396,12 +404,17 @@ class Rewriting(Protocol):
     settling: Settling
 
     def __call__(
-        self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
+        self,
+        problem: Problem,
+        likelihood: Likelihood,
+        generator: torch.Generator,
+        budget: Budget = UNLIMITED,
     ) -> tuple[Equations, Likelihood]:
         """Return equations that are fitted in place of the gradient, and their likelihood.
 
         ``likelihood`` is the value, noise and pruning bound of every entry of the update; the
-        result's holds the observed numbers of the equations in the same way.
+        result's holds the observed numbers of the equations in the same way. ``budget`` is the CPU
+        time in which the equations must be found.
 
         Raises:
             ValueError: the update does not determine such equations. The message completes a

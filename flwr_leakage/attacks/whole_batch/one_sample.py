@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.known import Known, Mask, above_noise, outer_product
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
@@ -149,11 +150,16 @@ def _untold(errors: Tensor, outputs: Tensor) -> Top:
 
 
 def local_steps(
-    problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
+    problem: Problem,
+    likelihood: Likelihood,
+    layer: LinearUse,
+    generator: torch.Generator,
+    budget: Budget,
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations of the image behind several local steps, and their observed values.
 
-    ``likelihood`` is the noise and the bounds of the update's entries.
+    ``likelihood`` is the noise and the bounds of the update's entries, and ``budget`` the CPU time
+    of the search for the steps' errors.
 
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics; entries of the last
@@ -188,6 +194,7 @@ def local_steps(
         schedule.learning_rate,
         schedule.num_steps,
         noise,
+        budget,
     )
     passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec), True)
     # The limit is wide, as an error of the mixture of steps affects all features alike.
@@ -276,15 +283,19 @@ class OneSample:
         require(self, "be at least 1", "products")
 
     def __call__(
-        self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
+        self,
+        problem: Problem,
+        likelihood: Likelihood,
+        generator: torch.Generator,
+        budget: Budget = UNLIMITED,
     ) -> tuple[KnownErrors, Likelihood]:
         """Return the equations of one sample's image, and their observed values.
 
         They follow from the first linear layer that can be used. It can be used if it has a bias
         and is trained, its gradient is an outer product, its inputs are the outputs of a ReLU of
         which some are on, and a parameter stands before it. For several local steps, only the last
-        layer is tried. The given likelihood holds the observed values, noise and bounds of the
-        update's entries.
+        layer is tried, within the budget. The given likelihood holds the observed values, noise and
+        bounds of the update's entries.
 
         Raises:
             ValueError: the update is of several samples or rounds, no linear layer can be used, or
@@ -307,7 +318,7 @@ class OneSample:
         if last.bias is None or not {last.weight, last.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
         if not problem.is_single_gradient:
-            return local_steps(problem, likelihood, last, generator)
+            return local_steps(problem, likelihood, last, generator, budget)
         return _behind(problem, likelihood, last, generator)
 
 

@@ -26,6 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
@@ -96,6 +97,7 @@ def separate_steps(
     learning_rate: float,
     steps: int,
     noise: float,
+    budget: Budget = UNLIMITED,
 ) -> StepErrors:
     """Return the errors and features of the local steps behind an update of the last layer.
 
@@ -110,6 +112,7 @@ def separate_steps(
         learning_rate: η.
         steps: number T of steps, ≥ 2.
         noise: standard deviation σ of every entry of the observation, > 0.
+        budget: the CPU time of the search; once it is spent, the best mixture so far is judged.
 
     Raises:
         ValueError: there are as many steps as classes or more, the weight did not move, the bias
@@ -134,8 +137,8 @@ def separate_steps(
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
-        best = _better(best, _search(sums, layer))
-        if best is not None and best.misfit <= SOLVED_MISFIT:
+        best = _better(best, _search(sums, layer, budget))
+        if budget.is_spent or (best is not None and best.misfit <= SOLVED_MISFIT):
             break
     # On development draws, the first step was right up to a misfit of 100, and only steps with
     # small errors were mixed up. There is no table.
@@ -150,8 +153,10 @@ def separate_steps(
     return StepErrors((best.sums.basis @ best.mixing).T, features, deviations, best.misfit)
 
 
-def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
+def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | None":
     """Return the best mixture of the local steps, from several starts; None if none is finite.
+
+    The search ends early once the budget is spent.
 
     A mixture is a guess of the steps' errors and features. The first one that explains the observed
     sums over steps is taken. If none does, the search continues from the best mixture with two
@@ -161,8 +166,8 @@ def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
         begin = partial(_begin, start, sums, layer)
-        best = _better(best, _attempt(sums, layer, begin, stages, reach))
-        if best is not None and best.misfit <= SOLVED_MISFIT:
+        best = _better(best, _attempt(sums, layer, begin, stages, budget, reach))
+        if budget.is_spent or (best is not None and best.misfit <= SOLVED_MISFIT):
             return best
     if best is None:
         return None
@@ -170,9 +175,11 @@ def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
         order = list(range(layer.steps))
         order[step - 1 : step + 1] = step, step - 1
         begin = partial(torch.matmul, sums.basis, best.mixing[:, order])
-        found = _attempt(sums, layer, begin, LATE_STAGES)
+        found = _attempt(sums, layer, begin, LATE_STAGES, budget)
         if found is not None and found.misfit < best.misfit:
             best = found
+        if budget.is_spent:
+            break
     return best
 
 
@@ -188,10 +195,11 @@ def _attempt(
     layer: "_LastLayer",
     begin: Callable[[], Tensor],
     stages: Sequence[float],
+    budget: Budget,
     reach: float = 1.0,
 ) -> "_Mixture | None":
     try:
-        return _fit(replace(sums, reach=reach * sums.reach), layer, begin(), stages)
+        return _fit(replace(sums, reach=reach * sums.reach), layer, begin(), stages, budget)
     except torch.linalg.LinAlgError:  # the normal equations of one step may be singular
         return None
 
@@ -432,7 +440,7 @@ class _Mixture:
 
 
 def _fit(
-    sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float]
+    sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float], budget: Budget
 ) -> _Mixture | None:
     """Return the mixture of local steps after damped steps in every stage, or None if not finite.
 
@@ -443,7 +451,7 @@ def _fit(
     for stage in stages:
         mixing = sums.basis.T @ errors if found is None else found.mixing
         found = _settled(_Mixture.of(sums, layer, mixing, stage * sums.noise), sums, layer)
-        if found is None:
+        if found is None or budget.is_spent:
             break
     return found
 
