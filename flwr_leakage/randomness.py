@@ -12,7 +12,8 @@ import os
 import secrets
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,42 @@ Draws = torch.Generator | Sequence[torch.Generator]
 
 With one for each, a row does not depend on which other rows are drawn beside it.
 """
+
+States = tuple[Tensor, ...]
+"""States of torch's global generators: the CPU's, then those of all GPUs once one was used."""
+
+
+def generator_states() -> States:
+    """Return the present states of torch's global generators."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return (torch.get_rng_state(), *gpus)
+
+
+def have_drawn(before: States) -> bool:
+    """Return whether one of torch's global generators has drawn since it had a given state."""
+    pairs = zip(before, generator_states(), strict=False)  # a GPU may be new
+    return any(not torch.equal(then, now) for then, now in pairs)
+
+
+@contextmanager
+def generators_kept(begin: States | None = None) -> Iterator[None]:
+    """Restore the states of torch's global generators after a ``with`` block.
+
+    ``begin`` are the states with which the block begins, if not with the present ones.
+    """
+    kept = generator_states()
+    try:
+        if begin is not None:
+            _set(begin)
+        yield
+    finally:
+        _set(kept)
+
+
+def _set(states: States) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(list(states[1:]))
 
 
 def derive_seed(seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = "") -> int:

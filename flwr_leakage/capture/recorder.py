@@ -44,6 +44,7 @@ from flwr_leakage.capture.training import (
     rate_of,
 )
 from flwr_leakage.function_mode import FunctionMode
+from flwr_leakage.randomness import States, generator_states, have_drawn
 from flwr_leakage.values import require
 
 
@@ -164,7 +165,7 @@ class Recorder:
         self._in_backward = False
         self._tape = Tape()
         self._used = 0  # number of entries that were recorded before the latest ``backward``
-        self._rng_state: Tensor | None = None
+        self._states: States | None = None
         self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
         self._models: set[int] = set()
@@ -243,7 +244,7 @@ class Recorder:
             self._tape.forget(self._used)
             self._used = 0
         self._copy_root(module)
-        self._rng_state = torch.get_rng_state()
+        self._states = generator_states()
 
     @_looking
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -260,8 +261,8 @@ class Recorder:
         leaves = tensors_of(output)
         if id(module) in self._ignored or not any(leaf.requires_grad for leaf in leaves):
             return
-        before = self._rng_state
-        if before is not None and torch.equal(before, torch.get_rng_state()):
+        before = self._states
+        if before is not None and not have_drawn(before):
             before = None
         samples = batch_size(args, kwargs) if id(module) in self._models else 0
         self._tape.record(module, args, kwargs, output, before, _autocast(leaves), samples)
@@ -337,7 +338,7 @@ class Recorder:
             return function(*args, **kwargs)
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
-        before = torch.get_rng_state()
+        before = generator_states()
         given = None
         try:
             given = self._tape.before_call(function, args, kwargs)
@@ -348,11 +349,10 @@ class Recorder:
             leaves = tensors_of(result)
             # A parameter that is initialised anew has no ``grad_fn``.
             if any(leaf.grad_fn is not None for leaf in leaves):
-                drew = not torch.equal(before, torch.get_rng_state())
+                states = before if have_drawn(before) else None
                 self._tape.record(
-                    function, args, kwargs, result, before if drew else None, _autocast(leaves),
-                    given=given,
-                )  # fmt: skip
+                    function, args, kwargs, result, states, _autocast(leaves), given=given
+                )
         except Exception as error:
             self.give_up(str(error) or type(error).__name__)
         return result

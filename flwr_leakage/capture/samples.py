@@ -317,7 +317,7 @@ def captured_batches(training: CapturedTraining) -> list[LossCall]:
 def drops_out(training: CapturedTraining) -> bool:
     """Return whether a recorded call drew random numbers, as dropout does."""
     return any(
-        entry.rng_state is not None for backward in training.backwards for entry in backward.entries
+        entry.states is not None for backward in training.backwards for entry in backward.entries
     )
 
 

@@ -5,14 +5,16 @@ parameters, also those before the model is called, such as FedProx's term in the
 other tensors (the samples, the targets, the server's parameters in that term) are constants.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from flwr_leakage.randomness import States, generators_kept
 
 
 class UnseenError(ValueError):
@@ -101,8 +103,8 @@ class Entry:
         function: the module or torch function.
         arguments: the pair (args, kwargs). In the place of each tensor is a ``Value`` (the result
             of another recorded call), a ``Constant``, or the live parameter.
-        rng_state: the state of the CPU's random generator before the call, if the call drew from
-            it; ``None`` otherwise.
+        states: the states of torch's generators before the call, if it drew from one of them;
+            ``None`` otherwise.
         autocast: the mixed precision under which the call ran.
         shapes: the shapes of the tensors that it returned, by their index among the leaves.
         samples: the number of samples in a call of a model; 0 for other calls.
@@ -110,7 +112,7 @@ class Entry:
 
     function: Callable[..., Any]
     arguments: Any
-    rng_state: Tensor | None
+    states: States | None
     autocast: Autocast
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     samples: int = 0
@@ -171,7 +173,7 @@ class Tape:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
-        rng_state: Tensor | None,
+        states: States | None,
         autocast: Autocast,
         samples: int = 0,
         given: Any = None,
@@ -179,8 +181,8 @@ class Tape:
         """Record a call whose result depends on trained parameters.
 
         If the call uses a tensor that depends on trained parameters and comes from no recorded
-        call, its result is marked as not repeatable. ``rng_state`` is the state of the CPU's random
-        generator before the call, if the call drew from it; ``samples`` is the number of samples in
+        call, its result is marked as not repeatable. ``states`` are those of torch's generators
+        before the call, if the call drew from one of them; ``samples`` is the number of samples in
         a call of a model, and 0 for other calls; ``given`` is the result of ``before_call``.
         """
         number = len(self._entries)
@@ -189,7 +191,7 @@ class Tape:
         try:
             arguments = given or map_leaves(self._refer, (tuple(args), dict(kwargs)))
             shapes = {leaf: tuple(tensor.shape) for leaf, tensor in tensors.items()}
-            entry = Entry(function, arguments, rng_state, autocast, shapes, samples)
+            entry = Entry(function, arguments, states, autocast, shapes, samples)
             self._entries.append(entry)
         except UnseenError:
             self._entries.append(None)
@@ -322,17 +324,10 @@ def play(
             next(iter(entry.arguments[0]), None), Constant
         ):
             args = args[0].clone(), *args[1:]  # the tape may be played again
-        with _drawing_from(entry.rng_state), _under(entry.autocast):
+        drawing = nullcontext() if entry.states is None else generators_kept(entry.states)
+        with drawing, _under(entry.autocast):
             results.append(pytree.tree_leaves(translate(entry.function)(*args, **kwargs)))
     return results
-
-
-@contextmanager
-def _drawing_from(rng_state: Tensor | None) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[], enabled=rng_state is not None):
-        if rng_state is not None:
-            torch.set_rng_state(rng_state)
-        yield
 
 
 def _under(autocast: Autocast) -> Any:

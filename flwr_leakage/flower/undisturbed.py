@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
 from flwr_leakage.audit import ServerAudit
+from flwr_leakage.randomness import generators_kept
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,16 +24,13 @@ def random_states_kept() -> Iterator[None]:
     Flower's strategies sample clients by ``random`` and draw the noise of differential privacy from
     NumPy; an attack within the block may draw from any of them.
     """
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with generators_kept():
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if gpus is not None:
-            torch.cuda.set_rng_state_all(gpus)
 
 
 @contextmanager

@@ -94,6 +94,27 @@ def test_an_update_that_was_clipped_after_training_is_named_with_its_factor():
     assert "scaled by 0.25 after training (clipping)" in found.sentence()
 
 
+def test_masks_that_a_gpu_draws_are_repeated_and_its_generator_is_left_alone(monkeypatch):
+    """A GPU's generator is another one than the CPU's, and it is played by one of the CPU here."""
+    gpu = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [gpu.get_state()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: gpu.set_state(states[0]))
+
+    class Dropout(nn.Module):
+        def forward(self, inputs):
+            return inputs * (torch.rand(inputs.shape, generator=gpu) > 0.5)
+
+    loop = Loop(model=nn.Sequential(*network(), Dropout()))
+    received = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    with capture() as recorder:
+        loop.run()
+    after = gpu.get_state()
+    found = check_replay(recorder.training(), received, dict(loop.model.state_dict()))
+    assert found.residual < 1e-6
+    assert torch.equal(gpu.get_state(), after)
+
+
 def test_each_layer_has_its_residual():
     found = check(before=lambda m: nn.init.zeros_(m[-1].bias))
     assert found.by_entry["6.bias"] > 1e-3
