@@ -1,7 +1,8 @@
 """Local training that is counted in epochs, so that its steps differ between clients."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from flwr_leakage.records import LocalSchedule
 
@@ -59,6 +60,30 @@ class EpochSchedule:
             self.learning_rate, num_steps, self.batch_size, self.momentum, self.weight_decay
         )
 
+
+class UntoldSchedule(LocalSchedule):
+    """Local training that no ``LocalSchedule`` expresses, such as Adam's.
+
+    Nothing can take a made-up number for a setting of it: reading one raises a ``ValueError``.
+
+    Args:
+        why: the reason in words, such as "the optimizer is Adam, and no SGD".
+    """
+
+    def __init__(self, why: str) -> None:
+        object.__setattr__(self, "why", why)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _SETTINGS:
+            why = super().__getattribute__("why")
+            raise ValueError(f"the training's {name} cannot be told: {why}")
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return f"UntoldSchedule({super().__getattribute__('why')!r})"
+
+
+_SETTINGS = frozenset(each.name for each in fields(LocalSchedule))
 
 Schedule = LocalSchedule | EpochSchedule
 """The local training that a server sets: the same steps for all clients, or the same epochs."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.records import LeakageRecord, RunEvent, Update
+from flwr_leakage.schedules import UntoldSchedule
 from flwr_leakage.tracking import JsonlTracker
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def write_own_record(
         if attacked:
             answered = attacked.attempt.answers[0].batch is not None
             unattacked = "" if answered else attacked.problem
-        recorder.client(where, update.schedule, update.num_examples, unattacked)
+        untold = isinstance(update.schedule, UntoldSchedule)
+        schedule = None if untold else update.schedule
+        recorder.client(where, schedule, update.num_examples, unattacked)
         if attacked:
             for probed in attacked.probes:
                 recorder.probe(where, probed)

@@ -57,8 +57,9 @@ def audit(
         scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
         defense: the defense of the update; none by default. A name of ``flwr-leakage list
             defense``, such as ``"pruning"``, is that defense with the settings of its file. A
-            defense of the inputs needs ``encode``, see ``LeakageMod``. If the defense cannot be
-            applied, the client sends an error.
+            defense of the inputs needs ``encode``, see ``LeakageMod``. A defense that needs the
+            update alone takes any training; others, such as noise relative to the gradient, take
+            SGD at a constant rate. If the defense cannot be applied, the client sends an error.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
         replay_every: the number of rounds from one replay to the next; 1 replays each, ``None`` a
             client's first training alone. A replay costs as much CPU time as training on the
@@ -91,6 +92,8 @@ def audit(
         An app to be used in the place of ``app``.
     """
     named = load_part("defense", defense) if isinstance(defense, str) else defense
+    if not isinstance(named, Defense | None):
+        raise ValueError(f"defense must be a Defense, or the name of one, got {defense!r}.")
     plan = CapturePlan(
         scores=scores or {},
         defense=named or Defense(),

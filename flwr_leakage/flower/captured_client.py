@@ -16,6 +16,7 @@ from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.sharing import UNREAD, Shared, Sharing
 from flwr_leakage.capture import Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.capture.names import name_tensors
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import PARAMETERS
 from flwr_leakage.defenses.base import Defense
@@ -38,13 +39,22 @@ from flwr_leakage.flower.client_owner import (
     withhold,
 )
 from flwr_leakage.flower.client_release import Explained, Release, Trained, release
-from flwr_leakage.flower.client_replay import Replayed, SeenRound, is_due, look, replay_now
+from flwr_leakage.flower.client_replay import (
+    Replayed,
+    SeenRound,
+    is_due,
+    look,
+    not_sent,
+    replay_now,
+)
 from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note, records_of, unseen
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.measurements import DEFENDED_BY, NOT_CHECKED
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Update
+from flwr_leakage.schedules import UntoldSchedule
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 
@@ -181,20 +191,22 @@ def train_and_report(
         train_cpu_seconds=train_seconds,
         score_cpu_seconds=time.process_time() - start,
         reproducible=plan.withholds and plan.seed is not None,
-        remark=done.remark,
+        remark=" ".join(filter(None, (done.remark, done.unread))),
         own_config=not done.left_truth,
         training=facts,
         replay=check,
     )
     if done.session is None:
         remember(ctx, server_round, note, plan.score_plan.keep_rounds)
-        remark = UNREAD if done.remark else ""
+        remark = UNREAD if done.unread else ""
         told = plan.sharing.travelling(note, released_as_trained=True, remark=remark)
     else:
         keep_own(done.session, done.release, note)
         if done.release.refused:
             return refuse(message, REFUSED)
-        told = sent_note(done.session, done.release, note, done.remark)
+        unread = UNREAD if done.unread else ""
+        remark = " ".join(filter(None, (done.remark, unread)))
+        told = sent_note(done.session, done.release, note, remark)
         if done.release.update is not done.answer:
             reply.content[key] = _rewrite(answer, seen.received, done.release.update)
     reply.content[RECORD_KEY] = pack_note(told)
@@ -228,7 +240,9 @@ class _Done:
         session: the client's round; ``None`` where no samples were used.
         answer: the update that the app returned; ``None`` where no samples were used.
         release: the defended update with its scores.
-        remark: remarks on the work, in words.
+        remark: the sentence on the defense that travels to the server; empty without one.
+        unread: why neither scores nor samples were read off the training, for the client's owner;
+            empty where they were.
         left_truth: whether the samples were left in the simulation's folder.
     """
 
@@ -236,6 +250,7 @@ class _Done:
     answer: Update | None
     release: Release
     remark: str = ""
+    unread: str = ""
     left_truth: bool = False
 
 
@@ -293,20 +308,78 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
             raise ValueError(f"it sends {work.sends} and not its parameters")
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
-        if plan.withholds:
+        is_other = work.sends != PARAMETERS
+        if plan.gate is not None or (is_other and plan.withholds):
             raise
-        remark = f"Neither scores nor samples were read off the training: {error}."
-        _probe(plan, seen, work, remark)
-        return _Done(None, None, _NOTHING, remark, left_truth)
+        unread = f"Neither scores nor samples were read off the training: {error}."
+        if plan.withholds:
+            return replace(_defend_unread(plan, seen, work, str(error)), unread=unread)
+        _probe(plan, seen, work, unread)
+        return _Done(None, None, _NOTHING, "", unread, left_truth)
     session = _session(plan, read, work)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
     trained = Trained(read.params, read.buffers, read.raw, answer)
     explained = work.explained()
     done = release(session, trained, lambda _: explained)
-    # The server must not know the choice of the owner's gate.
-    remark = f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defense.changes_updates else ""
-    return _Done(session, answer, done, remark, plan.truth is not None)
+    return _Done(session, answer, done, _defended_by(plan), left_truth=plan.truth is not None)
+
+
+def _defended_by(plan: CapturePlan) -> str:
+    """Return the sentence on the client's defense for the server; empty without a defense.
+
+    It never names a stronger defense, as the server must not know the choice of the owner's gate.
+    """
+    return f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defense.changes_updates else ""
+
+
+def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) -> _Done:
+    """Return an update under a defense that needs nothing but the update, such as pruning.
+
+    It is for a training whose samples and steps cannot be read, such as one by Adam; ``why`` is the
+    reason in words. A defense that asks for a sample or a setting of the training gets an error.
+
+    Raises:
+        ValueError: the defense needs more than the update, or what is sent is not the trained
+            parameters. The message says what can be used in its place.
+    """
+    named = name_tensors(seen.received, seen.training.roots)
+    trained = seen.trained()
+    if not seen.received.keys() == seen.sent.keys() == named.keys() or not_sent(seen, trained):
+        raise ValueError(
+            f"{why}, and what is sent is not the parameters of the captured model as they were "
+            f"trained, so that its update cannot be told"
+        )
+    params: Params = {
+        name: value.to(named[name].before.dtype)
+        for name, value in seen.received.items()
+        if named[name].is_parameter
+    }
+    delta = {name: seen.sent[name].to(value.dtype) - value for name, value in params.items()}
+    buffers = {name: value for name, value in seen.sent.items() if name not in params}
+    answer = Update(delta, buffers, UntoldSchedule(why), seen.num_examples)
+    # No score, attack or gate reads the model and the inputs: there are none without samples.
+    audit = ClientAudit(
+        GradientMap(seen.training.roots[0].copy),
+        plan.spec or InputSpec((1, 1, 1), 1, known=False),
+        answer.schedule,
+        plan.defense,
+        seed=plan.seed,
+        score_plan=plan.score_plan,
+        share=plan.share,
+        folder=plan.folder,
+    )
+    session = Session(audit, work.server_round, work.client_id, work.context)
+    session.train_seconds = work.train_seconds
+    try:
+        done = release(session, Trained(params, buffers, answer, answer), lambda _: Explained())
+    except ValueError as error:
+        raise ValueError(
+            f"{type(plan.defense).__name__} cannot be applied, as {why} ({error}). Use a defense "
+            f"that needs the update alone, such as GradientPruning(), GaussianNoise(noise_std=0.1, "
+            f"relative_to='norm') or Clipping(), or train by SGD at a constant rate"
+        ) from error
+    return _Done(session, answer, done, _defended_by(plan))
 
 
 def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None:

@@ -99,7 +99,7 @@ def said(done: Release) -> tuple[str, ...]:
         last = number == len(done.tries) - 1
         fate = "" if not last else " It was sent." if each.judgement.passes else " It was not sent."
         sentences.append(
-            f"Gate: the update under {each.defense} {verdict}{f' ({why})' if why else ''}.{fate}"
+            f"Gate: the update {each.defense} {verdict}{f' ({why})' if why else ''}.{fate}"
         )
     return tuple(sentences)
 

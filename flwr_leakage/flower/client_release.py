@@ -78,7 +78,8 @@ class Try:
     """The judgement of the update under one defense by the gate, the client's own limits.
 
     Attributes:
-        defense: the defense with its settings, in words.
+        defense: the defense with its settings, such as "under Clipping(max_norm=1.0)", or "without
+            a defense".
         judgement: whether the update passes, and the reasons.
     """
 
@@ -281,8 +282,11 @@ def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try
 
 
 def _named(defense: Defense) -> str:
-    """Return the name of a defense with its settings, at most 200 characters."""
-    return repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
+    """Return in words under which defense an update is; its settings in at most 200 characters."""
+    if not (defense.changes_updates or defense.encodes_batches):
+        return "without a defense"
+    named = repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
+    return f"under {named}"
 
 
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:

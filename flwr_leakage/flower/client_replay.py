@@ -388,13 +388,13 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked:
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
     if not seen.answer:  # under a mask
         return glance.causes(lambda _: [])
-    causes = glance.causes(partial(_not_sent, seen))
+    causes = glance.causes(partial(not_sent, seen))
     if other := unequal(seen.answer, seen.arrays, kept.untrained):
         causes = (*causes, f"{some(other)} not trained, and not sent as received")
     return causes
 
 
-def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
+def not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the trained tensors that differ from those that the client sends.
 
     The result is empty if rounding explains all differences.

@@ -10,10 +10,13 @@ from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from one_line import Counting, audited, checks, client_app, run
+from torch import nn
+from torch.nn import functional as F
 from trained import network
 
-from flwr_leakage.defenses import GaussianNoise, MixUp
-from flwr_leakage.flower import InlineGrid, observe, run_inline
+from flwr_leakage.defenses import DPSGD, GaussianNoise, GradientPruning, MixUp, PercentilePrivacy
+from flwr_leakage.defenses.pruning import prune_update
+from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -213,6 +216,108 @@ def test_a_defense_acts_on_what_is_sent_or_the_client_refuses(tmp_path):
     assert any("Adam" in event.message for event in data.events)
     with pytest.raises(ValueError, match="encode"):
         audited(ClientApp(), defense=MixUp(k=2))
+
+
+def nesterov(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"optimizer": lambda p: torch.optim.Adam(p)},
+        {"optimizer": nesterov},
+        {"on_gradients": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1)},
+        {"loss": lambda model, logits, labels: F.cross_entropy(logits, labels)
+            + 0.1 * sum(p.square().sum() for p in model.parameters())},
+    ],
+    ids=["adam", "nesterov", "clipped gradients", "a penalty"],
+)  # fmt: skip
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_defense_of_the_update_alone_takes_any_training(tmp_path, training, batch_norm):
+    model = network(batch_norm)
+    pruned = GradientPruning(prune_ratio=0.9)
+    plain = one_reply(client_app(batch_norm=batch_norm, **training), model)
+    app = audit(
+        client_app(batch_norm=batch_norm, **training), defense=pruned, folder=tmp_path, seed=1
+    )
+    sent = one_reply(app, model)
+    names = [name for name, _ in model.named_parameters()]
+    start = {name: value.detach() for name, value in model.state_dict().items()}
+    delta = {name: plain[name] - start[name] for name in names}
+    expected = prune_update(delta, 0.9)
+    for name in names:
+        torch.testing.assert_close(sent[name] - start[name], expected[name], atol=1e-6, rtol=0)
+    assert all(torch.equal(sent[name], plain[name]) for name in plain if name not in names)
+    (own,) = tmp_path.iterdir()
+    data = read_run(own)
+    assert not data.events and [r.value for r in data.records if r.name == "images"] == [12.0]
+
+
+def test_noise_relative_to_the_norm_is_as_long_as_the_update_of_adam():
+    def adam(p):
+        return torch.optim.Adam(p)
+
+    plain = one_reply(client_app(optimizer=adam), network())
+    noise = GaussianNoise(noise_std=1.0, relative_to="norm")
+    sent = one_reply(audit(client_app(optimizer=adam), defense=noise), network())
+    start = network().state_dict()
+    ours = torch.cat([(sent[name] - plain[name]).flatten() for name in start])
+    theirs = torch.cat([(plain[name] - start[name]).flatten() for name in start])
+    count = len(ours)  # the length of n normal draws has a relative deviation of 1/√(2n)
+    assert abs(float(ours.norm() / theirs.norm()) - 1) < 5 / (2 * count) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("defense", "reason"),
+    [
+        (GaussianNoise(noise_std=0.1), "the training's learning_rate cannot be told"),
+        (PercentilePrivacy(), "the training's num_steps cannot be told"),
+        (DPSGD(), "DPSGD needs local_round"),
+    ],
+)
+def test_a_defense_that_needs_the_training_is_refused_in_words(defense, reason):
+    adam = client_app(optimizer=lambda p: torch.optim.Adam(p))
+    grid = InlineGrid(audit(adam, defense=defense, share="reasons"), 1)
+    (node,) = grid.get_node_ids()
+    content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
+    assert reply.has_error()
+    said = reply.error.reason
+    assert "the optimizer is Adam, and no SGD" in said and reason in said
+    assert "GaussianNoise(noise_std=0.1, relative_to='norm')" in said
+
+
+def test_where_nothing_tells_that_parameters_are_sent_no_defense_is_applied():
+    def changed(message, context, call_next):
+        reply = call_next(message, context)
+        arrays = reply.content["arrays"].to_torch_state_dict()
+        reply.content["arrays"] = ArrayRecord({k: 2 * v + 1 for k, v in arrays.items()})
+        return reply
+
+    adam = client_app(optimizer=lambda p: torch.optim.Adam(p), mods=[changed])
+    grid = InlineGrid(audit(adam, defense=GradientPruning(), share="reasons"), 1)
+    (node,) = grid.get_node_ids()
+    content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
+    assert reply.has_error() and "not the parameters of the captured model" in reply.error.reason
+
+
+def test_what_is_no_defense_is_refused_before_training(unchecked):
+    with pytest.raises(
+        ValueError, match=r"defense must be a Defense, or the name of one, got 0\.9"
+    ):
+        audit(ClientApp(), defense=0.9)
+
+
+def one_reply(app, model):
+    """The tensors that one client sends in answer to a model."""
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", node, "1")])
+    assert not reply.has_error(), reply.error
+    return reply.content["arrays"].to_torch_state_dict()
 
 
 def test_the_report_names_a_defense_that_clients_tell_and_a_schedule_of_fewer_samples_is_doubted(
