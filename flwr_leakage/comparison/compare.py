@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr_leakage.comparison.outcome import MEASURES, Measure, Outcome, outcome
+from flwr_leakage.comparison.outcome import MEASURES, SAID, Measure, Outcome, outcome
 from flwr_leakage.report.index import grouped
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
@@ -39,8 +39,8 @@ then named by their runs' folders, and the settings stand in a table of their ow
 
 
 RUN = "run"
-"""The name of the setting, the run's folder, by which runs without a config differ, such as those
-of a user's own app."""
+"""The name of the setting by which runs without a config differ, such as those of a user's own app:
+the end of the path of the run's folder, as long as it takes to tell these runs apart."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
     keys = differing(outcomes)
     if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
         keys.insert(0, RUN)  # nothing shows that these runs are repetitions of each other
-    alike = grouped((tuple(_setting(run, key) for key in keys), run) for run in outcomes)
+    names = _names_of_folders([run.folder for run in outcomes if _is_untold(run)])
+    alike = grouped((tuple(_setting(run, key, names) for key in keys), run) for run in outcomes)
     groups = tuple(
         Group(dict(zip(keys, values, strict=True)), tuple(runs)) for values, runs in alike.items()
     )
@@ -270,12 +271,27 @@ def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_untold(run: Outcome) -> bool:
-    return not run.config and run.seed is None
+    return not run.config.keys() - {SAID} and run.seed is None
 
 
-def _setting(run: Outcome, key: str) -> str:
+def _names_of_folders(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return a name for each folder: the least number of last parts of its path, the same for all,
+    that tells different folders apart.
+
+    Example:
+        >>> list(_names_of_folders([Path("/a/plain/leakage"), Path("/a/noise/leakage")]).values())
+        ['plain/leakage', 'noise/leakage']
+    """
+    parts = {folder: folder.resolve().parts for folder in folders}
+    different, length = len(set(parts.values())), 1
+    while len({each[-length:] for each in parts.values()}) < different:
+        length += 1
+    return {folder: plain_text("/".join(each[-length:])) for folder, each in parts.items()}
+
+
+def _setting(run: Outcome, key: str, names: Mapping[Path, str]) -> str:
     if key == RUN:
-        return plain_text(run.folder.name) if _is_untold(run) else "–"
+        return names[run.folder] if _is_untold(run) else "–"
     return _text(run.choices[key] if key in run.choices else run.config.get(key))
 
 

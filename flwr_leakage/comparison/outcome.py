@@ -1,11 +1,13 @@
 """Summarise a run by its settings and a few measures."""
 
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from flwr_leakage.measurements import DEFENDED_BY
 from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
 from flwr_leakage.report.index import Index, by_round, section, values
 from flwr_leakage.report.membership import Share, members_found
@@ -33,6 +35,10 @@ class Measure:
     style: str
     meaning: str
 
+
+SAID = "defense (as clients say)"
+"""The setting that holds the names of the defenses that clients of a run say they use, in the
+absence of a config that tells them."""
 
 FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
 """The rates of false alarms at which members are counted."""
@@ -129,13 +135,20 @@ def outcome(run: RunData) -> Outcome:
         status = "no attack was measured"
     return Outcome(
         folder=run.folder,
-        config=_flat({key: value for key, value in config.items() if key != "choices"}),
+        config=_flat({k: v for k, v in config.items() if k != "choices"} | _said(run)),
         choices={str(k): str(v) for k, v in section(config, "choices").items()},
         seed=seed if isinstance(seed, int) else None,
         status=status,
         values=measured,
         shares=shares,
     )
+
+
+def _said(run: RunData) -> dict[str, str]:
+    """Return the setting ``SAID`` of a run; empty if no client names a defense."""
+    found = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", e.message) for e in run.events)
+    names = sorted({each[1] for each in found if each})
+    return {SAID: " and ".join(names)} if names else {}
 
 
 def _measured(index: Index) -> dict[str, float | None]:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from flwr_leakage.comparison import compare, export, frontier, outcome, write_comparison
 from flwr_leakage.comparison.compare import format_spread, run_folders
 from flwr_leakage.comparison.export import export_records
+from flwr_leakage.comparison.outcome import SAID
 from flwr_leakage.comparison.price import prices
-from flwr_leakage.records import LeakageRecord
+from flwr_leakage.measurements import DEFENDED_BY
+from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking import JsonlTracker, read_run, write_metadata
 
 
@@ -320,3 +322,33 @@ def test_markdown_and_tex_hold_no_link_and_no_command(tmp_path):
 
 def test_one_folder_is_compared_by_its_name(sweep):
     assert str(compare(str(sweep))) == str(compare([sweep])) == str(compare(sweep))
+
+
+def own_app_run(folder, defense=""):
+    """A run folder of a user's own app: no config, no seed."""
+    tracker = JsonlTracker(folder)
+    tracker.log(LeakageRecord("leakage", 1, 0, 0, "metric", "psnr", 20.0, "dB"))
+    if defense:
+        said = f"client 0 says: {DEFENDED_BY} {defense}."
+        tracker.event(RunEvent("leakage", 1, 0, "info", said))
+    tracker.close()
+    return folder
+
+
+def test_runs_of_an_own_app_are_told_apart_though_their_folders_have_one_name(tmp_path):
+    plain = own_app_run(tmp_path / "t1" / "leakage")
+    pruned = own_app_run(tmp_path / "p2" / "leakage", "GradientPruning")
+    made = compare([plain, pruned])
+    assert [len(group.runs) for group in made.groups] == [1, 1]
+    assert [group.settings["run"] for group in made.groups] == ["t1/leakage", "p2/leakage"]
+    assert [group.settings[SAID] for group in made.groups] == ["–", "GradientPruning"]
+    assert not [problem for problem in made.problems if "seed" in problem]
+
+
+def test_runs_that_differ_in_a_defense_that_only_clients_tell_are_not_averaged(tmp_path):
+    for name, defense in {"a": "", "b": "GaussianNoise"}.items():
+        own_app_run(tmp_path / name, defense)
+        write_metadata(tmp_path / name, {"rounds": 3}, 0)
+    made = compare(tmp_path)
+    assert made.settings == (SAID,)
+    assert [len(group.runs) for group in made.groups] == [1, 1]
