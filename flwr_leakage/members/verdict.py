@@ -69,6 +69,10 @@ FIT_DAMPING = 1e-5
 differ by less than a percent of clients named rightly."""
 
 
+_LEAST_P = 1e-300
+"""The p-value below which no number is printed, as double precision ends there."""
+
+
 @dataclass(frozen=True)
 class Membership:
     """The result of a test of whether each of C records was in an update. *Null records* cannot be
@@ -151,6 +155,12 @@ class Membership:
         if self.evidence == "none":
             return "nothing can be said"
         numbers = f"p = {p:.2g}, {corrected:.2g} corrected"
+        if p < _LEAST_P:
+            rank = float(self.rank_p_values[record])
+            numbers = (
+                f"p < {rank:.2g} by {self.null_size} null records, and below {_LEAST_P:g} by "
+                f"their tail"
+            )
         if bool(self.is_exact[record]):
             return f"was in the update, by algebra ({numbers})"
         if bool(self.is_composite[record]):
