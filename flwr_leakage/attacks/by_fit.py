@@ -50,22 +50,24 @@ def by_fit(
     logarithm is summed over all observations of these cases, which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
-    case 1, else ``by fit``. ``job.max_seconds`` covers all runs, which share half of it. If its
-    share ended the best run, the attack runs once more under that run's normalisation, for the rest
-    of the time.
+    case 1, else ``by fit``. The smaller limit of ``job.max_seconds`` and a portfolio's own covers
+    all runs, which share half of it. If its share ended the best run, the attack runs once more
+    under that run's normalisation, for the rest of the time.
     """
     specs = possible_specs(job.spec)
     if len(specs) == 1:
         return attack(job, progress)
+    if isinstance(attack, Strongest) and attack.max_seconds is not None:
+        job = replace(job, max_seconds=min(attack.max_seconds, job.max_seconds or math.inf))
     jobs = [job.take([i]) for i in range(len(job.observations))]
-    tries = [_Tries.of(attack, one, specs, progress) for one in jobs]
+    tries = [_Tries.of(attack, one, specs, _of_all(progress, 0, len(jobs))) for one in jobs]
     undecided = [each.energies for each in tries if each.shown is None and each.energies]
 
     def total(spec: InputSpec) -> float:
         return sum(energies.get(spec, math.inf) for energies in undecided)
 
     answers = []
-    for one, each in zip(jobs, tries, strict=True):
+    for done, (one, each) in enumerate(zip(jobs, tries, strict=True)):
         if each.shown is not None:
             answers.append(_marked(each.first, each.shown, "read off"))
         elif not each.energies:
@@ -73,8 +75,19 @@ def by_fit(
         else:
             ranks = {spec: (total(spec), own) for spec, own in each.energies.items()}
             best = min(ranks, key=ranks.__getitem__)
-            answers.append(_marked(each.end(attack, one, best, progress), best, "by fit"))
+            tell = _of_all(progress, done, len(jobs))
+            answers.append(_marked(each.end(attack, one, best, tell), best, "by fit"))
     return answers
+
+
+def _of_all(progress: ProgressCallback | None, done: int, total: int) -> ProgressCallback | None:
+    """Return a callback that tells ``progress`` how many of all observations are finished.
+
+    A run under one normalisation, which calls it, knows its own observation alone.
+    """
+    if progress is None:
+        return None
+    return lambda now: progress(replace(now, done=done, total=total))
 
 
 @dataclass(frozen=True)

@@ -129,20 +129,20 @@ class Strongest:
                     target = targets[index]
                     self._continue(target.alone(job, index), target, name, attack, limit)
                 continue
-            left = min(targets[index].left(limit) for index in chosen)
             share = 1.0 if name == visits[-1][0] else self.share
             if isinstance(attack, DeclaresShare):
-                attack = attack.with_share(share)
-            else:
-                left *= share
-            posed = [problem for i in chosen if (problem := targets[i].problem) is not None]
-            part = replace(job.take(chosen), max_seconds=_or_none(left), posed=posed)
-            done = len(targets) - len(chosen)
-            watch = Stopwatch()
-            found = _attempt(attack, part, _within(progress, name, done, len(targets)))
-            shares = _seconds(found, watch.seconds)
-            for index, result, seconds in zip(chosen, found, shares, strict=True):
-                targets[index].take(name, result, seconds)
+                attack, share = attack.with_share(share), 1.0
+            lefts = {index: targets[index].left(limit) for index in chosen}
+            for together in _alike(lefts):
+                left = share * min(lefts[index] for index in together)
+                posed = [problem for i in together if (problem := targets[i].problem) is not None]
+                part = replace(job.take(together), max_seconds=_or_none(left), posed=posed)
+                done = sum(each.is_solved or each.left(limit) <= 0 for each in targets)
+                watch = Stopwatch()
+                found = _attempt(attack, part, _within(progress, name, done, len(targets)))
+                shares = _seconds(found, watch.seconds)
+                for index, result, seconds in zip(together, found, shares, strict=True):
+                    targets[index].take(name, result, seconds)
         for target in targets:
             target.fuse()
         if progress is not None:
@@ -570,6 +570,25 @@ def _is_known(result: Reconstruction) -> bool:
     return known and PROVEN_INPUTS in result.stats
 
 
+def _alike(lefts: Mapping[int, float]) -> list[list[int]]:
+    """Return observations in groups that an attack takes together, by the CPU seconds left to each.
+
+    Each group's observations have at least half as much time as the one with most, so that one
+    whose time is nearly spent does not cut the others short. They keep their order.
+
+    Example:
+        >>> _alike({0: 60.0, 1: 58.0, 2: 5.0})
+        [[0, 1], [2]]
+    """
+    groups: list[list[int]] = []
+    for index in sorted(lefts, key=lambda index: -lefts[index]):
+        if groups and lefts[index] >= lefts[groups[-1][0]] / 2:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return [sorted(group) for group in groups]
+
+
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:
     """Return the CPU seconds of each result of one attack, which took ``total`` for all.
 
@@ -588,7 +607,7 @@ def _within(
     """Return a callback by which one attack of a portfolio reports its progress, or ``None``.
 
     It calls the portfolio's callback, unless that is ``None``, with the attack's name and the
-    portfolio's numbers: ``total`` observations, of which ``done`` need no further attack.
+    portfolio's numbers: ``total`` observations, of which ``done`` are solved or have no time left.
     """
     if progress is None:
         return None

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from flwr_leakage import load_preset
+from flwr_leakage.attacks import Strongest
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
+from flwr_leakage.audit.turns import least
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
 from flwr_leakage.cli.kept import make_model
@@ -93,10 +95,15 @@ def attack_file(
     gradient_map = GradientMap(model, batch_norm=mode_of(model))
     gradient_map, seen, remarks = observe_file(given, gradient_map)
     spec = _spec(given, gradient_map)
-    tracker = JsonlTracker(folder)
+    tracker, chosen, progress = JsonlTracker(folder), load_preset(attack), ConsoleProgress()
+    if not spec.known:
+        own = chosen.max_seconds if isinstance(chosen, Strongest) else None
+        limit = least(own, max_seconds)
+        within = "without a limit of time" if limit is None else f"within {limit:g} CPU s in all"
+        progress.line(f"Without --mean and --std several normalisations are tried, {within}.")
     audit = ServerAudit(
-        gradient_map, spec, seen.update.schedule, tracker, folder.name, load_preset(attack),
-        progress=ConsoleProgress(), max_seconds=max_seconds,
+        gradient_map, spec, seen.update.schedule, tracker, folder.name, chosen,
+        progress=progress, max_seconds=max_seconds,
     )  # fmt: skip
     try:
         for remark in remarks:

@@ -9,7 +9,7 @@ from portfolio import Answering
 from torch import nn
 
 import flwr_leakage
-from flwr_leakage.attacks import Analytic, AttackJob
+from flwr_leakage.attacks import LBFGS, Analytic, AttackJob, GradientInversion, Strongest
 from flwr_leakage.attacks.by_fit import by_fit
 from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.gradient_map import GradientMap
@@ -91,6 +91,23 @@ def test_where_no_answer_meets_the_gradient_each_normalisation_is_tried_in_its_s
     assert found.spec == HALF and found.stats[NORMALISATION] == "by fit"
     assert [spec.box for spec in attack.specs] == [False, *[True] * 6]
     assert attack.seconds[0] <= 30 / 7 and max(attack.seconds) <= 30
+
+
+def test_all_normalisations_share_the_portfolios_own_limit():
+    grey = Batch(torch.full((1, 1, 8, 8), 0.1), torch.tensor([0]))
+    one = Answering(grey)
+    by_fit(Strongest({"one": one}, max_seconds=6.0), job([drawn(MNIST, levels=0)]))
+    assert len(one.limits) > 2 and sum(one.limits[:-1]) <= 6.0
+    assert max(one.limits) <= 6.0
+
+
+def test_the_progress_counts_the_observations_and_not_the_tries():
+    told = []
+    truths = [drawn(MNIST, levels=0), drawn(HALF, levels=0)]
+    by_fit(GradientInversion(optimizer=LBFGS(3)), job(truths), told.append)
+    assert {now.total for now in told} == {2}
+    done = [now.done for now in told]
+    assert done == sorted(done) and max(done) < 2
 
 
 def test_a_known_normalisation_is_not_questioned():

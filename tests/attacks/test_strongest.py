@@ -252,6 +252,22 @@ def test_a_budget_is_shared_out_and_what_it_leaves_out_is_told(job, grey):
     assert third.limits[-1] is None
 
 
+def test_a_target_whose_time_is_nearly_spent_does_not_cut_the_others_short(job, grey):
+    class Uneven:
+        def __call__(self, job, progress=None):
+            seconds = {0: 7.0, 1: 1.0, 2: 2.0}
+            return [
+                Reconstruction(grey, 1.0, {"cpu_seconds": seconds[seen.client_id]})
+                for seen in job.observations
+            ]
+
+    three = [replace(job.observations[0], client_id=client) for client in range(3)]
+    then = Answering(grey, {"cpu_seconds": 0.1})
+    attacks = {"uneven": Uneven(), "then": then, "last": Answering(grey)}
+    Strongest(attacks, max_seconds=8.0, share=0.5)(replace(job, observations=three))
+    assert then.limits == [pytest.approx(3.0, abs=0.3), pytest.approx(0.5, abs=0.3)]
+
+
 def test_an_attack_that_declares_its_share_shares_the_budget_out_itself(job, grey):
     class Sharing(Answering):
         shares = ()
