@@ -93,6 +93,24 @@ class Candidates:
             optimizer=optimizer,
         )
 
+    def doubts(self, spec: InputSpec) -> str:
+        """Return why the samples seem to be pixels that were not normalised; else an empty text.
+
+        It is so where all lie in [0, 1], and the normalisation of ``spec`` makes negative inputs of
+        dark pixels.
+        """
+        dark = min(-mean / std for mean, std in zip(spec.mean, spec.std, strict=True))
+        if spec.is_text or not spec.known or dark >= 0:
+            return ""
+        both = (inputs_of(self.records), inputs_of(self.null))
+        if any(float(each.min()) < 0 or float(each.max()) > 1 for each in both):
+            return ""
+        return (
+            f"all candidates lie in [0, 1], as pixels do, while clients train on pixels that are "
+            f"normalised by mean {spec.mean} and deviation {spec.std}: give candidates normalised, "
+            f"as the model takes them, or none of them is found"
+        )
+
     def are_among(self, private: Batch) -> list[bool]:
         """Return, for each tested sample, whether it is among a client's samples; for simulations.
 

@@ -465,6 +465,8 @@ class ServerAudit:
             message = f"{NOT_TESTED} for client {first.client_id}: {error}"
             self.warn_once(first.server_round, first.client_id, message)
             return
+        if doubt := self.candidates.doubts(spec):
+            self.warn_once(seen.server_round, seen.client_id, f"client {seen.client_id}: {doubt}.")
         truths = [self._truth(each, unknown) for each in part]
         held: list[bool] | None = None
         if all(truth is not None for truth in truths):

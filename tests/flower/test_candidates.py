@@ -58,3 +58,18 @@ def test_a_loss_of_several_labels_ends_the_exactness(tmp_path):
     found = [r for r in data.records if r.name == "membership_evidence"]
     assert len(found) == 2 and all(r.value == 1 for r in found)
     assert all("trained on mixtures of its records" in r.note for r in found)
+
+
+def test_candidates_as_raw_pixels_are_told_where_the_app_normalises(tmp_path):
+    def pixels(seed, count):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(count, 1, 6, 6, generator=generator)
+
+    def warned(folder, change):
+        candidates = Candidates(change(pixels(0, 4)), change(pixels(1, 30)))
+        _, data, _ = run(folder, audited(client_app()), candidates=candidates)
+        return [e for e in data.events if "all candidates lie in [0, 1], as pixels do" in e.message]
+
+    (first, second) = warned(tmp_path / "raw", lambda x: x)
+    assert {first.client_id, second.client_id} == {0, 1} and "mean (0.5,)" in first.message
+    assert not warned(tmp_path / "normalised", lambda x: (x - 0.5) / 0.5)
