@@ -112,9 +112,11 @@ def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
 
     def report(now: AttackProgress) -> None:
         part = f"{now.attack} · " if now.attack else ""
+        if now.iterations > 1:  # others count no iterations
+            part += f"iteration {now.iteration}/{now.iterations} · "
         progress.status(
             f"{name} · attack on {now.total:,} · {now.done} done · {part}"
-            f"iteration {now.iteration}/{now.iterations} · objective {now.objective:.3g}"
+            f"objective {now.objective:.3g}"
         )
 
     return report

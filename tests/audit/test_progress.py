@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from flwr_leakage.attacks.base import AttackProgress
 from flwr_leakage.audit import progress as module
 from flwr_leakage.audit.progress import Progress
 from flwr_leakage.flower import ConsoleProgress, SilentProgress
@@ -21,6 +22,22 @@ def clock(monkeypatch):
 
 def _console(terminal=False):
     return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+
+
+def test_a_status_tells_iterations_only_of_attacks_that_count_them():
+    shown = []
+
+    class Shown(SilentProgress):
+        def status(self, text):
+            shown.append(text)
+
+    report = module.attack_reporter(Shown(), "round 1")
+    report(AttackProgress(1, 3, 1, 1, 0.25, "analytic"))
+    report(AttackProgress(1, 3, 7, 50, 0.25, "idlg"))
+    assert shown == [
+        "round 1 · attack on 3 · 1 done · analytic · objective 0.25",
+        "round 1 · attack on 3 · 1 done · idlg · iteration 7/50 · objective 0.25",
+    ]
 
 
 def test_both_are_progresses():
