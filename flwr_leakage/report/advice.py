@@ -32,7 +32,8 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
-from flwr_leakage.report.index import Index, Step, count, section, several, span
+from flwr_leakage.report.index import Index, Step, count, several, span
+from flwr_leakage.report.large_clients import better_than_guess
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.remedies import (
     STRONGER,
@@ -42,9 +43,8 @@ from flwr_leakage.report.remedies import (
     what_it_costs,
 )
 from flwr_leakage.report.replays import replays
-from flwr_leakage.report.samples import Sample
-from flwr_leakage.report.story import defense_of
-from flwr_leakage.report.tried import Worth, more_time, worth
+from flwr_leakage.report.story import defense_of, planned_rounds
+from flwr_leakage.report.tried import Worth, demanded, more_time, planned_attempts, worth
 from flwr_leakage.tracking.text import plain_text
 
 
@@ -112,19 +112,22 @@ def advise(
     at_risk = leaking | partly
     steps = [Step("Mend first", _to_mend(unsure))]
     if at_risk:
-        steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
         steps.append(_what_helps(index, asked, at_risk, metadata))
+    exposed = [*([_at_risk(found, at_risk)] if at_risk else []), *_labels_at_risk(index)]
+    steps.insert(0, Step("Who is at risk", " ".join(exposed)))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
-    labels = labels_inferred(index, metadata)
-    if at_risk:
-        steps.append(_go_on_if(found, metadata, index.sample, True, labels))
     if leaking or (not partly and nothing_seen.asks_to_pause and nothing_seen.level == "partly"):
-        steps.append(_test(nothing_seen, metadata))
+        do = _test(nothing_seen, metadata)
     else:
-        fold = "The command that tests more"
-        steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
-    if not at_risk and (nothing_seen.asks_to_pause or nothing_seen.level == "partly"):
-        steps.append(_go_on_if(found, metadata, index.sample, with_labels=labels))
+        fold = f"The command that tests more{_without_limits(nothing_seen.commands)}"
+        do = Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold)
+    goal = _go_on_if(index, found, metadata, nothing_seen, bool(do.commands), bool(at_risk))
+    if at_risk:
+        steps += [goal, do]
+    elif nothing_seen.asks_to_pause or nothing_seen.level == "partly":
+        steps += [do, goal]
+    else:
+        steps.append(do)
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
@@ -138,11 +141,17 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     if not defense_of(metadata):
         changes.append(f"defense={STRONGER}")
     under = "under a stronger defense" if defense_of(metadata) else f"here under {STRONGER} noise"
-    if section(metadata, "config", "server").get("attack_max_seconds") is not None:
-        changes.append("server.attack_max_seconds=null")  # time is to cut off no attack
-    commands = rerun(metadata, [*dict.fromkeys(changes), "what_if=null"]) if changes else ()
-    fold = f"The command of a new run that attacks every client, {under}"
+    changes = [*demanded(metadata, changes), "what_if=null"] if changes else []
+    commands = rerun(metadata, changes) if changes else ()
+    limits = _without_limits(commands)
+    fold = f"The command of a new run that attacks every client, {under}{limits}"
     return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
+
+
+def _without_limits(commands: Sequence[str]) -> str:
+    """Return a clause on how long the run of commands may take if they lift limits of time."""
+    is_lifted = any("max_seconds=null" in each for each in commands)
+    return ", without a time limit (maybe hours an update)" * is_lifted
 
 
 MAX_LINES, MAX_LINE = 5, 200
@@ -224,22 +233,23 @@ def _unseen_in_short(
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
     goal = Line(_go_on("Go on", "a new run"))
-    is_found, already = unseen.level == "partly", _found(index, metadata, found)
+    is_found, already = unseen.level == "partly", _found(index, found)
+    labels = _labels_line(index, metadata, found)
     pause = "Pause the training until a new run can say"
     last: list[Line]
     if unseen.asks_to_pause and is_found:
         change = Line(TEST, _changes(metadata, found, asked))
         lead = Line(f"{pause}. Found already: {already}.")
-        return (*(lead, change, *map(Line, more))[: MAX_LINES - 1], goal)
+        return (*(lead, *map(Line, labels), change, *map(Line, more))[: MAX_LINES - 1], goal)
     if unseen.asks_to_pause:
-        first = [f"{pause}; nobody knows the risk.", *_labels_line(index, metadata, found)]
-        last = [goal, _protection("If no run says enough")]
+        first = [f"{pause}; nobody knows the risk.", *labels]
+        last = [Line("Go on in one of these ways only:", (f"A new run {_goal()}", *PROTECTION))]
     elif is_found:
-        first = [f"Decide whether the server may know what was found: {already}."]
+        first = [f"Decide whether the server may know what was found: {already}.", *labels]
         go_on = _go_on("If it may, go on", "a new run", is_accepted=True)
-        last = [Line(go_on), _protection("If it may not")]
+        last = [Line(go_on), Line("If it may not, go on only with one of these:", PROTECTION)]
     else:
-        first = []
+        first = labels
         decides = "Whoever answers for the data decides: no run tests all (What is not covered)."
         last = [Line(decides)]
     return (*map(Line, [*first, *more][: MAX_LINES - len(last)]), *last)
@@ -247,14 +257,17 @@ def _unseen_in_short(
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
     """Return a line such as "Go on only if the new run meets …", of which ``condition`` is "Go on"
-    and ``run`` "the new run". It asks that no sample is seen, nothing else is told beyond chance,
-    all clients are attacked and no attack is cut off. ``is_accepted`` drops the second of these.
+    and ``run`` "the new run". It asks what :func:`_goal` says.
+    """
+    return f"{condition} only if {run} {_goal(is_accepted)}"
+
+
+def _goal(is_accepted: bool = False) -> str:
+    """Return words for what a new run has to do: no sample is seen, nothing else is told beyond
+    chance, all clients are attacked and no attack is cut off. ``is_accepted`` drops the second.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
-    return (
-        f"{condition} only if {run} meets the list in The answer at length: {seen}; all clients "
-        f"attacked; none cut off."
-    )
+    return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
 
 
 def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> str:
@@ -263,18 +276,15 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
     return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
 
 
-def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return words for what a run that shows no sample tells all the same: originals identified and
-    labels inferred, where more than by chance, and records found to be used in training.
+def _found(index: Index, found: Sequence[Attempt]) -> str:
+    """Return words for what a run that shows no sample tells all the same: originals identified,
+    where more than by chance, and records found to be used in training.
     """
     told = []
     if beyond_chance(found):
         first, ranked = identified(found)
         chance = f"{ranked / pool_of(found):.1g}"
         told.append(f"{first} of {ranked} originals identified (a guess has {chance})")
-    if labels := _labels_beyond_guess(index, metadata, found):
-        right = f"{labels.right} of {labels.whole} labels inferred"
-        told.append(f"{right} (a guess has {labels.commonest})")
     if members := members_told(index, with_link=False):
         told.append(members)
     return "; ".join(told)
@@ -291,28 +301,41 @@ def _labels_beyond_guess(
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
-    if inferred := _labels_beyond_guess(index, metadata, found):
-        right = f"{inferred.right} of {inferred.whole} were inferred"
-        return [
-            f"Decide whether labels may be known: {right}, and a guess has {inferred.commonest}. "
-            f"If not, test a defense that hides them."
-        ]
-    return []
-
-
-def _protection(otherwise: str) -> Line:
-    """Return the advice to train under differential privacy or secure aggregation, which limit
-    every attack. It begins with the condition ``otherwise``.
+    """Return the advice to decide whether labels may be known, in a line, where an attack inferred
+    more of them than by chance, or an inference alone more of a client's than a guess has.
     """
-    return Line(
-        f"{otherwise}, go on only with one of these, which rest on no attack of this run:",
-        (
-            "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 "
-            "times (e^ε, but for δ) as likely with a record as without it.",
-            "Secure aggregation: the server sees sums only. A new run tells how much less they "
-            "show.",
-        ),
-    )
+    inferred, told = _labels_beyond_guess(index, metadata, found), []
+    if inferred:
+        right = f"{inferred.right} of {inferred.whole} were inferred"
+        told.append(f"{right}, and a guess has {inferred.commonest}")
+    if better := better_than_guess(index):
+        told.append(f"of {_briefly({*better})} more than a guess has")
+    if not told:
+        return []
+    return [
+        f"Decide whether labels may be known: {'; '.join(told)}. If not, test a defense that hides "
+        f"them."
+    ]
+
+
+def _labels_at_risk(index: Index) -> list[str]:
+    """Return a sentence that names the clients of many samples whose labels were inferred better
+    than by a guess, if there are any.
+    """
+    better = better_than_guess(index)
+    if not better:
+        return []
+    text = f"{named({*better})}: labels inferred better than by a guess (Clients of many "
+    return [f"{text[0].upper()}{text[1:]}{index.sample.many})."]
+
+
+PROTECTION = (
+    "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 times "
+    "(e^ε, but for δ) as likely with a record as without it.",
+    "Secure aggregation, by which the server sees sums only, if a new run on sums (view=aggregate) "
+    "meets the list.",
+)
+"""Ways to train that limit what a server can learn, by a bound or by sums."""
 
 
 MAX_DEFENSES = 2
@@ -516,20 +539,24 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _go_on_if(
+    index: Index,
     found: Sequence[Attempt],
     metadata: Mapping[str, Any],
-    sample: Sample,
-    with_changes: bool = False,
-    with_labels: bool = False,
+    wanted: Worth,
+    has_command: bool,
+    with_changes: bool,
 ) -> Step:
     """Return the advice's step that lists the conditions for going on with training, which a new
-    run has to meet. ``with_changes`` says that the new run makes one of the changes that the advice
-    lists, and ``with_labels`` that the attack inferred labels, which adds a condition.
+    run has to meet. ``wanted`` has the settings of that run, ``has_command`` says that the advice
+    gives its command, and ``with_changes`` that it makes one of the changes that the advice lists.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
-    is_single = section(metadata, "config").get("num_rounds") == 1
-    more = " (this run had one round: set num_rounds)" * is_single
+    is_single = planned_rounds(metadata) == 1 or {*index.rounds("attack", "client")} == {1}
+    more = ", so over more rounds than the one of this run" * (is_single and not has_command)
+    settings = demanded(metadata, wanted.changes)
+    planned = planned_attempts(index, metadata, settings) if has_command else None
+    labels = labels_inferred(index, metadata) or better_than_guess(index)
     return Step(
         "Go on only if",
         f"a new run{' with one of the changes above' * with_changes} meets all of these. Even then "
@@ -538,9 +565,9 @@ def _go_on_if(
         items=(
             f"The new run attacks every client, in early and late rounds{more}.",
             f"No time limit ends an attack: neither the run's{seconds} nor the attack's own.",
-            f"No {sample.one} has a grade above “nothing”.",
-            condition_told(found),
-            *(["No more labels are inferred than by chance, or they may be known."] * with_labels),
+            f"No {index.sample.one} has a grade above “nothing”.",
+            condition_told(found, planned),
+            *(["No more labels are inferred than by chance, or they may be known."] * bool(labels)),
         ),
         note=identifying_told(found),
     )

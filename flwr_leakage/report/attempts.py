@@ -359,6 +359,15 @@ def _solved(note: str) -> bool:
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
+def has_converged(note: str) -> bool:
+    """Return whether a note says that the attack chosen among several had converged."""
+    chosen = _CHOSEN.search(note)
+    if chosen is None:
+        return False
+    own = re.escape(chosen[1])
+    return re.search(rf"; {own} [^;]*\bconverged\)", f"; {chosen[2]}") is not None
+
+
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
     """Return words for a run's attack, such as its name; empty if several were tried. If the
     settings do not name it, the notes of the attack's results tell.
@@ -536,11 +545,21 @@ def pool_of(found: Sequence[Attempt]) -> int:
     return int(median([size for size in pools if size > 1]) or 0)
 
 
-def condition_told(found: Sequence[Attempt]) -> str:
-    """Return words for how many originals a new run may identify, if training is to go on."""
+def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = None) -> str:
+    """Return words for how many originals a new run may identify, if training is to go on.
+    ``planned`` are the samples of all clients in a round and the rounds that the new run attacks;
+    ``None`` if unknown.
+    """
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"
-    if most is not None:
+    if most is not None and planned is not None:
+        each, rounds = planned
+        noun, tried = found[0].sample.one, count(each * rounds, "attempt")
+        often = (
+            f"Of {tried} ({count(each, noun)} in {count(rounds, 'round')}) at most "
+            f"{by_chance(found, each * rounds):,} may identify the original"
+        )
+    elif most is not None:
         tried = count(ranked, "attempt")
         often = f"With {tried}, as here, at most {most} may identify the original"
         more = [f"{n:,} at most {by_chance(found, n)}" for n in (100, 1000) if n > ranked]

@@ -22,6 +22,9 @@ from flwr_leakage.report.story import is_defended
 MAX_REASONS = 4
 """Reasons that the section names, with their clients."""
 
+MAX_CLIENTS = 4
+"""Clients that the head of the section names, those with the most labels beyond a guess first."""
+
 MAX_CLASSES = 5
 """Classes that a row names, the largest first."""
 
@@ -63,24 +66,29 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
     known = _counts(index, "inferred")
     true = _counts(index, "true")
     labels, right = _labels(index, known, true, is_defended(metadata))
+    pairs = list(right.values())
     probe, seen = _probe(index, sizes, is_defended(metadata))
     told, share, guess, many = [], None, "not known", index.sample.many
     if right:
-        mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
+        mean, blind = (100 * sum(part) / len(part) for part in zip(*pairs, strict=True))
         share, guess = f"{mean:.0f} %", f"{blind:.0f} %"
-        counts, in_mean = f"how many {many} of each class a client has", " in the mean"
-        lead, how = f"What leaks all the same is {counts}", "were inferred rightly"
-        if mean <= blind:
-            no_more = f"the inference tells no more{in_mean * (len(right) > 1)}"
-            lead, how = f"Of {counts}, {no_more} than a blind guess does", "are right"
-        told.append(
-            f"{lead}: {mean:.0f} % of an update’s labels {how}, and {blind:.0f} % by the better "
-            f"blind guess for each (mean over {count(len(right), 'update')})."
-        )
-        better = sum(own > guessed for own, guessed in right)
-        if better and len(right) > 1:
+        over = f"mean over {count(len(pairs), 'update')}"
+        each = f"{mean:.0f} % of an update’s labels are right, and {blind:.0f} %"
+        counts = f"how many {many} of each class"
+        if better := better_than_guess(index):
+            whose = [
+                f"client {client} ({percent(own)} of the labels right, a blind guess {percent(by)})"
+                for client, (own, by) in list(better.items())[:MAX_CLIENTS]
+            ]
+            if more := len(better) - len(whose):
+                whose.append(count(more, "other client"))
+            told.append(f"What leaks all the same is {counts} some clients have: {_and(whose)}.")
+            if len(pairs) > 1:
+                told.append(f"Over all updates {each} by the better guess for each ({over}).")
+        else:
             told.append(
-                f"It is better than that guess on {better} of {count(len(right), 'update')}."
+                f"Of {counts} a client has, the inference tells no more than a blind guess does: "
+                f"{each} by the better blind guess for each ({over})."
             )
     elif known:
         shares = values(expected)
@@ -168,15 +176,15 @@ def _labels(
     known: Mapping[tuple[int, int], Counts],
     true: Mapping[tuple[int, int], Counts],
     is_changed: bool,
-) -> tuple[Table, list[tuple[float, float]]]:
-    """Return a table of inferred class counts, and pairs for updates of known truth: the shares of
-    labels that the inference and the better of two guesses have right.
+) -> tuple[Table, dict[tuple[int, int], tuple[float, float]]]:
+    """Return a table of inferred class counts, and by (round, client) a pair for updates of known
+    truth: the shares of labels that the inference and the better of two guesses have right.
 
     The guesses, equal counts and the mean frequencies of the round's clients, do not use the
     update. ``known`` and ``true`` are inferred and true counts by (round, client). ``is_changed``
     tells whether a defense changed the updates, for which the table's expected share does not hold.
     """
-    rows, right = [], []
+    rows, right = [], {}
     series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
     blind = index.series("labels", "uniform_right")
     for key in sorted(series["expected_right"], key=lambda key: (key[1], key[0])):
@@ -192,12 +200,12 @@ def _labels(
         cells = ["not known here", "–", "–"]
         if truth := true.get(place):
             shares = _shares(known, place, truth)
-            right.append((shares[0], max(shares[1:])))
+            right[place] = shares[0], max(shares[1:])
             cells = [percent(share) for share in shares] + ["–"] * (3 - len(shares))
         else:
             cells[1] = f"{percent(blind[key].value)} (expected)"
         least = series["least_right"][key].value
-        expected = f"{percent(record.value)} (at least {percent(least)} in each rehearsal)"
+        expected = f"{percent(record.value)} (in the worst rehearsal {percent(least)})"
         if is_changed:
             expected = f"{percent(record.value)}, had no defense changed the update"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
@@ -236,13 +244,33 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
     """Return the (round, client) of updates whose inferred class counts are better than a guess
     without the update, or whose true counts are not known.
     """
-    known, true = _counts(index, "inferred"), _counts(index, "true")
-    found = set()
+    right, found = _against_guess(index), set()
     for key, record in index.series("labels", "expected_right").items():
         place = key[:2]
         if record.value is not None:
-            own, *guesses = _shares(known, place, true[place]) if place in true else (1.0, 0.0)
-            found |= {place} if own > max(guesses) else set()
+            own, guess = right.get(place, (1.0, 0.0))
+            found |= {place} if own > guess else set()
+    return found
+
+
+def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
+    """Return, by (round, client) of updates of known truth, the shares of labels that the inference
+    and the better of two guesses without the update have right.
+    """
+    return _labels(index, _counts(index, "inferred"), _counts(index, "true"), False)[1]
+
+
+def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
+    """Return, by client, the shares of labels that the inference from an update and the better of
+    two guesses without it have right, for clients of whom the inference had more. The update is the
+    one with the largest difference, and so the first client. Clients of unknown truth are left out.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for (_, client), (own, guess) in sorted(
+        _against_guess(index).items(), key=lambda each: each[1][1] - each[1][0]
+    ):
+        if own > guess:
+            found.setdefault(client, (own, guess))
     return found
 
 

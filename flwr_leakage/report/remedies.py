@@ -192,8 +192,9 @@ def what_it_costs(
     is_raw = bool(ended(index, found))
     is_cut_off = is_raw or any(any(remedy.ended.values()) for remedy in asked)
     _, time = more_time(index, metadata, is_what_if=not is_raw) if is_cut_off else ("", ())
-    # The commands train under each defense, so that none of them has a what-if.
-    changes = [each for each in time if not each.startswith("server.what_if")]
+    # The commands train under each defense, so that none of them has a what-if. The attack keeps
+    # its own limit, as the price in accuracy needs no attack of hours.
+    changes = [each for each in time if not each.startswith(("server.what_if", "attack."))]
     commands = _commands(metadata, asked, bool(own), changes)
     if not commands:
         text += (

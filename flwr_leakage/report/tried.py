@@ -15,6 +15,7 @@ from flwr_leakage.report.attempts import (
     Place,
     beyond_chance,
     ended,
+    has_converged,
     limit_told,
     single_attack,
     time_limit,
@@ -196,8 +197,64 @@ def _all(
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
     do = " ".join(dict.fromkeys(doubt.do for doubt in doubts if doubt.do))
-    changes = dict.fromkeys(each for doubt in doubts for each in doubt.changes)
-    return do, rerun(metadata, [*changes]) if changes else (), tuple(changes)
+    changes = tuple(dict.fromkeys(each for doubt in doubts for each in doubt.changes))
+    return do, rerun(metadata, demanded(metadata, changes)) if changes else (), changes
+
+
+def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
+    """Return the ``changes`` to a simulation's settings, and those that its repetition needs
+    besides to meet the conditions for going on: no limit of time, of the run or of the attack
+    itself, and an early and a late round that are attacked. Each is an override such as
+    ``num_rounds=5``.
+    """
+    config, every = section(metadata, "config"), dict.fromkeys(changes)
+    if section(config, "server").get("attack_max_seconds") is not None:
+        every["server.attack_max_seconds=null"] = None
+    is_other = "attack=strongest" in changes  # it has a limit, whatever the run's own attack has
+    if is_other or section(config, "attack").get("max_seconds") is not None:
+        every["attack.max_seconds=null"] = None
+    if config.get("num_rounds") == 1:
+        first, step = _plan(metadata, changes)[1:]
+        every[f"num_rounds={first + step}"] = None  # the fewest in which two rounds are attacked
+    return tuple(every)
+
+
+def _plan(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[int, int, int]:
+    """Return the number of rounds of a simulation that is repeated with ``changes``, the first
+    attacked round, and the number of rounds from one attack to the next.
+    """
+    new = dict(each.split("=", 1) for each in changes)
+    selection = section(metadata, "config", "selection")
+
+    def value(name: str, own: object) -> int:
+        if name in new:
+            return int(new[name])
+        return own if isinstance(own, int) and own > 0 else 1
+
+    return (
+        value("num_rounds", section(metadata, "config").get("num_rounds")),
+        value("selection.first", selection.get("first")),
+        value("selection.every", selection.get("every")),
+    )
+
+
+def planned_attempts(
+    index: Index, metadata: Mapping[str, Any], changes: Sequence[str]
+) -> tuple[int, int] | None:
+    """Return how many samples all clients use in a round, and how many rounds are attacked, for a
+    simulation that is repeated with ``changes`` and attacks everybody. ``None`` if they are not
+    known: for other runs, or if rounds differ in their clients or are attacked together.
+    """
+    sizes: dict[int, dict[int, float]] = {}
+    for (when, client, _), record in index.series("client", "images").items():
+        sizes.setdefault(when, {})[client] = record.value or 0.0
+    held, *others = sizes.values() or [{}]
+    joint = section(metadata, "config", "threat").get("rounds", 1)
+    if not is_simulation(metadata) or not held or joint != 1 or any(e != held for e in others):
+        return None
+    rounds, first, every = _plan(metadata, changes)
+    attacked = len(range(first, rounds + 1, every))
+    return (int(sum(held.values())), attacked) if attacked else None
 
 
 MORE = 10
@@ -211,6 +268,7 @@ def more_time(
     overrides that do so. With ``is_what_if``, only attacks under additional defenses were cut off,
     and are given the time of attacks without them.
     """
+    but = "" if is_what_if else _beyond_time(index, metadata)
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if is_what_if and is_simulation(metadata) and less != limit:
         time = "as much as it takes" if limit is None else f"{limit:g} CPU seconds an update"
@@ -218,7 +276,6 @@ def more_time(
         return told, ("server.what_if_max_seconds=null",)
     own = section(metadata, "config", "attack").get("max_seconds")
     server = section(metadata, "config", "server")
-    given = server.get("attack_max_seconds")
     has_what_if = bool(section(metadata, "config", "what_if"))
     limited = has_what_if and server.get("what_if_max_seconds") is not None
     asked = ("server.what_if_max_seconds=null",) * limited
@@ -227,17 +284,37 @@ def more_time(
     if not is_simulation(metadata):
         if not spent:
             app = "observe(…, max_seconds=600, max_round_seconds=None)"
-            return f"Give the attack more time, here ten minutes an update: {app}.", ()
+            return f"Give the attack more time, here ten minutes an update: {app}{but}.", ()
         each = math.ceil(MORE * spent / attacks / 10) * 10
         app = f"observe(…, max_seconds={each}, max_round_seconds=None)"
         cost = f"Such a run attacks for up to {duration(each * attacks)}{here}."
-        return f"Give the attack more time: {app}. {cost}", ()
-    if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
-        told = f"up to its own limit of {own:g} CPU seconds for each update{here}"
-        return f"Give the attack more time, {told}.", ("server.attack_max_seconds=null", *asked)
+        return f"Give the attack more time: {app}{but}. {cost}", ()
     own_limit = ("attack.max_seconds=null",) * (own is not None)
     changes = ("server.attack_max_seconds=null", *asked, *own_limit)
-    return f"Give the attack as much time as it takes, which may be hours an update{here}.", changes
+    told = f"Give the attack as much time as it takes, which may be hours an update{here}{but}."
+    return told, changes
+
+
+_TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
+"""What an objective's note says of a part of an attack that was refused for its size."""
+
+
+def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
+    """Return a clause on what more time does not change for the updates on which the time limit
+    ended the attack: a part of the attack was refused for its size, or the chosen answer had
+    converged and a defense's noise may explain the rest; empty if there is no such update.
+    """
+    stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
+    told = index.series("attack", "objective").items()
+    notes = [record.note for key, record in told if key[:2] in stopped]
+    refused = sum(bool(_TOO_LARGE.search(note)) for note in notes)
+    settled = sum(map(has_converged, notes)) if is_defended(metadata) else 0
+    parts = [f"a part was refused for its size on {count(refused, 'update')}"] * bool(refused)
+    if settled:
+        parts.append(
+            f"the answer had converged on {count(settled, 'update')} (the rest may be noise)"
+        )
+    return f"; more time does not change that {' and that '.join(parts)}" if parts else ""
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:

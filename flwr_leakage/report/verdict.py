@@ -119,27 +119,43 @@ def judge(
     return Verdict(f"{nothing_seen.answer} {summary}", nothing_seen.level, details, head)
 
 
-def not_covered(
-    sample: Sample, with_labels: bool = False, with_members: bool = False
-) -> tuple[str, ...]:
-    """Return a sentence for each question on privacy that audits as this package makes them leave
-    open. ``sample`` has the nouns for samples, ``with_labels`` tells whether labels were inferred
-    and compared with a guess, and ``with_members`` whether membership was tested.
+def not_covered(sample: Sample, with_members: bool = False) -> tuple[str, ...]:
+    """Return a sentence for each question on privacy that no run of this package answers.
+    ``sample`` has the nouns for samples, and ``with_members`` tells whether membership was tested.
     """
-    labels = (
-        f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
-        f"search for labels alone, and the labels of clients that were not attacked, are not "
-        f"measured."
-    )
     tested = (
         f"{sample.many}, labels and membership" if with_members else f"{sample.many} and labels"
     )
     return (
         "A malicious server: one that changes the model, or picks who trains, can take far more.",
-        *([] if with_labels else [labels]),
         f"Leakage other than {tested}: properties of the data set.",
-        "Stronger or longer attacks, other prior knowledge, and the clients that were not "
-        "attacked.",
+        "Attacks that this package does not have, and other prior knowledge.",
+    )
+
+
+def left_untested(index: Index, fate: Fates, with_labels: bool = False) -> tuple[str, ...]:
+    """Return a sentence for each thing that this run left untested and another run can test: the
+    clients and the rounds that were not attacked, and labels. ``fate`` tells which updates were
+    attacked, and ``with_labels`` whether labels of clients of many samples were inferred and
+    compared with a guess.
+    """
+    attacked, everything = fate.attacked, fate.attacked | fate.spared.keys()
+    sample = index.sample
+    clients = {client for _, client in everything} - {client for _, client in attacked}
+    rounds = {when for when, _ in everything} - {when for when, _ in attacked}
+    labels = (
+        f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
+        f"search for labels alone, and the labels of clients that were not attacked, are not "
+        f"measured."
+    )
+    return (
+        *([f"The {sample.many} of {several(sorted(clients))}: not attacked."] if clients else []),
+        *(
+            [f"What was sent in {several(sorted(rounds), 'round')}: not attacked."]
+            if rounds
+            else []
+        ),
+        *([] if with_labels else [labels]),
     )
 
 
