@@ -65,11 +65,11 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
         return None
     known = _counts(index, "inferred")
     true = _counts(index, "true")
-    labels, right = _labels(index, known, true, is_defended(metadata))
-    pairs = list(right.values())
+    labels = _labels(index, known, true, is_defended(metadata))
+    pairs = list(_against_guess(index).values())
     probe, seen = _probe(index, sizes, is_defended(metadata))
     told, share, guess, many = [], None, "not known", index.sample.many
-    if right:
+    if pairs:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*pairs, strict=True))
         share, guess = f"{mean:.0f} %", f"{blind:.0f} %"
         over = f"mean over {count(len(pairs), 'update')}"
@@ -176,15 +176,15 @@ def _labels(
     known: Mapping[tuple[int, int], Counts],
     true: Mapping[tuple[int, int], Counts],
     is_changed: bool,
-) -> tuple[Table, dict[tuple[int, int], tuple[float, float]]]:
-    """Return a table of inferred class counts, and by (round, client) a pair for updates of known
-    truth: the shares of labels that the inference and the better of two guesses have right.
+) -> Table:
+    """Return a table of inferred class counts, with the shares of labels that the inference and two
+    guesses have right where the truth is known.
 
     The guesses, equal counts and the mean frequencies of the round's clients, do not use the
     update. ``known`` and ``true`` are inferred and true counts by (round, client). ``is_changed``
     tells whether a defense changed the updates, for which the table's expected share does not hold.
     """
-    rows, right = [], {}
+    rows = []
     series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
     blind = index.series("labels", "uniform_right")
     for key in sorted(series["expected_right"], key=lambda key: (key[1], key[0])):
@@ -200,7 +200,6 @@ def _labels(
         cells = ["not known here", "–", "–"]
         if truth := true.get(place):
             shares = _shares(known, place, truth)
-            right[place] = shares[0], max(shares[1:])
             cells = [percent(share) for share in shares] + ["–"] * (3 - len(shares))
         else:
             cells[1] = f"{percent(blind[key].value)} (expected)"
@@ -222,7 +221,7 @@ def _labels(
         f"right. The rehearsals show a spread and no bound: the truth may lie below it. A guess is "
         f"made without the client's own update.",
     )
-    return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
+    return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5])
 
 
 def _shares(
@@ -257,7 +256,12 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
     """Return, by (round, client) of updates of known truth, the shares of labels that the inference
     and the better of two guesses without the update have right.
     """
-    return _labels(index, _counts(index, "inferred"), _counts(index, "true"), False)[1]
+    known, found = _counts(index, "inferred"), {}
+    for place, truth in _counts(index, "true").items():
+        if place in known:
+            own, *guesses = _shares(known, place, truth)
+            found[place] = own, max(guesses)
+    return found
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:

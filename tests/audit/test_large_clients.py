@@ -22,7 +22,7 @@ from flwr_leakage.records import (
     Update,
 )
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.large_clients import large_clients_section
+from flwr_leakage.report.large_clients import better_than_guess, large_clients_section
 from flwr_leakage.tracking import JsonlTracker, read_run
 
 SPEC = InputSpec((1, 12, 12), 3)
@@ -76,8 +76,13 @@ def test_labels_stand_beside_their_error_the_truth_and_blind_guesses(tmp_path):
         assert sum(inferred[1, client, label].value for label in range(3)) == 40
     section = large_clients_section(index, {})
     assert [row[0] for row in section.labels.rows] == ["client 0", "client 1"]
-    assert "of an update’s labels were inferred rightly, and" in section.head
-    assert "(mean over 2 updates)" in section.head
+    assert section.head.startswith(
+        "What leaks all the same is how many images of each class some clients have: client 0 "
+        "(78 % of the labels right, a blind guess "
+    )
+    assert "by the better guess for each (mean over 2 updates)" in section.head
+    better = better_than_guess(index)
+    assert list(better) == [0, 1] and all(own > guess for own, guess in better.values())
     assert "clients 0 and 1 (40 images, more than the 8 that are attacked at" in section.why
 
 
@@ -92,6 +97,7 @@ def test_labels_of_clients_that_are_alike_are_not_called_a_leak(tmp_path):
     records += [LeakageRecord("run", 1, 0, -1, "labels", name, 0.8) for name in shares]
     section = large_clients_section(Index(records), {})
     assert "tells no more than a blind guess does: 75 % of an update’s" in section.head
+    assert better_than_guess(Index(records)) == {}
     assert section.labels.rows[0][5:] == ("75 %", "100 %", "–")
 
 

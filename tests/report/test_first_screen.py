@@ -180,15 +180,68 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
 @pytest.mark.parametrize("kind", ["cut off", "refused", "without truth", "not attacked", "nothing"])
 def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(kind):
     advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
-    *_, condition, protect = advice.lines
-    assert condition.text.startswith("Go on only if a new run meets the list in The answer")
-    assert protect.text.startswith("If no run says enough, go on only with")
-    assert "Differential privacy" in protect.items[0]
-    assert "Secure aggregation" in protect.items[1]
+    ways = advice.lines[-1]
+    assert ways.text == "Go on in one of these ways only:"
+    assert ways.items[0].startswith("A new run meets the list in The answer at length: nothing")
+    assert "Differential privacy" in ways.items[1]
+    assert "Secure aggregation" in ways.items[2] and ways.items[2].endswith("meets the list.")
     identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
     assert identified.text.startswith("If it may not, go on only with")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
     assert "changes above" not in step.text and "ends an attack" in step.items[1]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("rank", [5.0, 1.0])
+def test_labels_beyond_chance_ask_for_a_decision_whatever_the_images_show(is_cut, rank):
+    def records(right):
+        return [
+            *(each for sample in range(8) for each in ranked(rank, sample)),
+            *([CUT] if is_cut else []),
+            *(metric(1, 0, i, right, "label_accuracy") for i in range(8)),
+            *(
+                LeakageRecord("r", 1, 0, i, "client", "class", 0.0, "", "", str(i % 4))
+                for i in range(8)
+            ),
+        ]
+
+    def asked(right, threat):
+        lines = advise(Index(records(right)), {"threat": threat}, []).lines
+        assert len(lines) <= 5
+        return [line.text for line in lines if line.text.startswith("Decide whether labels")]
+
+    assert asked(1.0, "labels inferred") == [
+        "Decide whether labels may be known: 8 of 8 were inferred, and a guess has 2. If not, test "
+        "a defense that hides them."
+    ]
+    assert asked(1.0, "labels known") == asked(0.0, "labels inferred") == []
+
+
+def test_clients_whose_labels_came_out_better_than_a_guess_are_at_risk():
+    counts = {2: ((30.0, 10.0), (30.0, 10.0)), 3: ((10.0, 30.0), (30.0, 10.0))}
+    records = [
+        LeakageRecord("r", 1, client, label, "labels", name, both[i][label])
+        for client, both in counts.items()
+        for i, name in enumerate(("inferred", "true"))
+        for label in (0, 1)
+    ]
+    records += [
+        LeakageRecord("r", 1, client, -1, "labels", name, 0.8)
+        for client in counts
+        for name in ("expected_right", "least_right", "uniform_right")
+    ]
+    for more, at in (([], 0), (graded(60.0), -1)):
+        advice = advise(Index([*records, *more]), {}, [])
+        [step] = [step for step in advice.steps if step.term == "Who is at risk"]
+        told = step.text.split(". ")[at]
+        assert (
+            told
+            == "Client 2: labels inferred better than by a guess (Clients of many images)"
+            + ("." if told.endswith(".") else "")
+        )
+        assert any("of client 2 more than a guess has" in line.text for line in advice.lines)
+    head = large_clients_section(Index(records), {}).head
+    assert "some clients have: client 2 (100 % of the labels right, a blind guess 75 %)." in head
 
 
 def test_the_map_of_many_clients_has_few_labels():

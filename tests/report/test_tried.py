@@ -40,6 +40,8 @@ from flwr_leakage.tracking import JsonlTracker, RunData, read_run
 
 SPEC = InputSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 SCHEDULE = LocalSchedule(learning_rate=0.01)
+LIFTED = "attack.max_seconds=null num_rounds=2"
+"""What the command of a run of one round, attacked by the strongest attack, changes besides."""
 
 
 def told(data: RunData, **metadata):
@@ -142,7 +144,7 @@ def test_a_weak_attack_that_found_nothing_cannot_say(tiny_data, monkeypatch):
     assert verdict.level == "unknown" and verdict.sentence.startswith(answer)
     assert steps["Do"].text.startswith("Run it again with attack=strongest: it tries every attack")
     (command,) = steps["Do"].commands
-    assert command == f"flwr-leakage run seed=3 {' '.join(batch)} attack=strongest"
+    assert command == f"flwr-leakage run seed=3 {' '.join(batch)} attack=strongest {LIFTED}"
 
 
 def test_updates_that_were_kept_are_to_be_attacked_by_a_command(tiny_data, monkeypatch):
@@ -175,8 +177,10 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     command = "flwr-leakage run server.attack_max_seconds=4 num_rounds=2"
     _, answer, steps, _ = told(data, config=config, command=command, attack="strongest")
     assert "the time limit of 4 CPU seconds ended the attack" in answer
-    assert "up to its own limit of 120 CPU seconds for each update" in steps["Do"].text
-    assert steps["Do"].commands == ("flwr-leakage run num_rounds=2 server.attack_max_seconds=null",)
+    assert "as much time as it takes, which may be hours an update" in steps["Do"].text
+    lifted = ("server.attack_max_seconds=null", "attack.max_seconds=null")
+    assert steps["Do"].commands == (f"flwr-leakage run num_rounds=2 {' '.join(lifted)}",)
+    assert steps["Do"].fold.endswith(", without a time limit (maybe hours an update)")
     config["server"] = {"attack_max_seconds": None}
     _, _, steps, _ = told(data, config=config, command=command, attack="strongest")
     assert steps["Do"].commands == (
@@ -220,7 +224,7 @@ def test_no_attack_on_too_many_images_names_the_setting(tiny_data, monkeypatch):
         "each of which takes longer."
     )
     (command,) = steps["Do"].commands
-    assert command.endswith("client.num_examples=4 selection.max_examples=null")
+    assert command.endswith(f"client.num_examples=4 selection.max_examples=null {LIFTED}")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def test_whatever_leaves_all_clients_out_has_its_setting(
     assert "Clients 0 to 2 were not attacked" in answer
     assert steps["Do"].text.startswith(f"For clients 0 to 2: {setting}")
     command = setting.removeprefix("set ").partition(";")[0]
-    assert steps["Do"].commands[0].endswith(command)
+    assert steps["Do"].commands[0].endswith(f"{command} {LIFTED}")
 
 
 def test_an_app_is_told_its_own_setting(tmp_path):
@@ -273,7 +277,7 @@ def test_an_attack_that_applies_to_nothing_names_the_reason(tiny_data, monkeypat
     verdict, answer, steps, _ = simulated(monkeypatch, tiny_data, *overrides)
     assert verdict.level == "unknown"
     assert "could not be applied to all 3 attacked updates (the reason: no linear layer" in answer
-    assert steps["Do"].commands[0].endswith("model=convnet_small attack=strongest")
+    assert steps["Do"].commands[0].endswith(f"model=convnet_small attack=strongest {LIFTED}")
 
 
 def halved(seen: Observation) -> WhatIf:
@@ -377,3 +381,50 @@ def test_known_labels_stand_in_the_head(tmp_path, outcome):
     told_so = "The attack was given the true labels, which no server receives"
     assert told_so in told(data)[3]
     assert told_so not in told(audited(tmp_path / "inferred", outcome))[3]
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(1, 2), (4, 5)])
+def test_the_command_of_a_run_of_one_round_attacks_an_early_and_a_late_one(tmp_path, every, rounds):
+    config = {
+        "choices": {"attack": "strongest"}, "num_rounds": 1, "attack": {"max_seconds": 120.0},
+        "server": {"attack_max_seconds": 4.0}, "selection": {"first": 1, "every": every},
+    }  # fmt: skip
+    data = audited(tmp_path, "stopped", "stopped")
+    ranks = [
+        LeakageRecord("r", 1, client, 0, "metric", "identification_rank", 5.0, note="of 101 images")
+        for client in (0, 1)
+    ]
+    data = replace(data, records=(*data.records, *ranks))
+    command = "flwr-leakage run num_rounds=1"
+    _, _, steps, _ = told(data, config=config, command=command, attack="strongest")
+    assert steps["Do"].commands == (
+        "flwr-leakage run server.attack_max_seconds=null attack.max_seconds=null "
+        f"num_rounds={rounds}",
+    )
+    first, *_, identified = steps["Go on only if"].items[:4]
+    assert first == "The new run attacks every client, in early and late rounds."
+    assert identified.startswith("Of 4 attempts (2 images in 2 rounds) at most ")
+    own = told(data)[2]["Go on only if"].items
+    assert own[0].endswith("late rounds, so over more rounds than the one of this run.")
+    assert own[3].startswith("With 2 attempts, as here, at most ")
+
+
+def test_what_more_time_does_not_change_is_said_where_more_time_is_advised(tmp_path):
+    def advised(note, **metadata):
+        return told(noted(note), **metadata)[2]["Do"].text
+
+    def noted(note):
+        data = audited(tmp_path / str(len(list(tmp_path.iterdir()))), "stopped")
+        return replace(data, records=tuple(
+            replace(r, note=note) if r.name == "objective" else r for r in data.records
+        ))  # fmt: skip
+
+    large = "a chosen: b refused (the Jacobian may have 100 entries, it has 106); a stopped 1"
+    same = "; more time does not change that"
+    assert f"{same} a part was refused for its size on 1 update." in advised(large)
+    settled = "a chosen: b found 1; a stopped 1 in 0.3 s (run 1 of 1, converged)"
+    assert f"{same} the answer had converged on 1 update (the rest may be noise)." in advised(
+        settled, defense="gaussian"
+    )
+    assert same not in advised(settled)  # without noise something else keeps it from the update
+    assert same not in advised("a chosen: b stopped 1 (converged); a stopped 1", defense="gaussian")
