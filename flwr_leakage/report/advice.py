@@ -144,7 +144,7 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     changes = [*demanded(metadata, changes), "what_if=null"] if changes else []
     commands = rerun(metadata, changes) if changes else ()
     limits = _without_limits(commands)
-    fold = f"The command of a new run that attacks every client, {under}{limits}"
+    fold = f"A new run that attacks every client, {under}{limits}"
     return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
 
 

@@ -84,7 +84,7 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
                 whose.append(count(more, "other client"))
             told.append(f"What leaks all the same is {counts} some clients have: {_and(whose)}.")
             if len(pairs) > 1:
-                told.append(f"Over all updates {each} by the better guess for each ({over}).")
+                told.append(f"In all, {each} by the better guess for each ({over}).")
         else:
             told.append(
                 f"Of {counts} a client has, the inference tells no more than a blind guess does: "

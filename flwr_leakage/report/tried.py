@@ -291,7 +291,7 @@ def more_time(
         return f"Give the attack more time: {app}{but}. {cost}", ()
     own_limit = ("attack.max_seconds=null",) * (own is not None)
     changes = ("server.attack_max_seconds=null", *asked, *own_limit)
-    told = f"Give the attack as much time as it takes, which may be hours an update{here}{but}."
+    told = f"Give the attack all the time it takes, maybe hours an update{here}{but}."
     return told, changes
 
 
@@ -307,14 +307,12 @@ def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
     notes = [record.note for key, record in told if key[:2] in stopped]
-    refused = sum(bool(_TOO_LARGE.search(note)) for note in notes)
-    settled = sum(map(has_converged, notes)) if is_defended(metadata) else 0
-    parts = [f"a part was refused for its size on {count(refused, 'update')}"] * bool(refused)
-    if settled:
-        parts.append(
-            f"the answer had converged on {count(settled, 'update')} (the rest may be noise)"
-        )
-    return f"; more time does not change that {' and that '.join(parts)}" if parts else ""
+    parts = []
+    if any(map(_TOO_LARGE.search, notes)):
+        parts.append("a part was refused for its size")
+    if is_defended(metadata) and any(map(has_converged, notes)):
+        parts.append("an answer had converged (the rest may be noise)")
+    return f"; no cure where {' or '.join(parts)}" if parts else ""
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
@@ -478,7 +476,7 @@ _SETTINGS = (
     _Setting("clients are attacked in a round", ("selection.max_clients=null",),
              "selection=Selection()", "every client of a round is attacked then"),
     _Setting("max_seconds=", ("server.attack_max_seconds=null",), "max_seconds=None",
-             "the attack then has its own limit of time, which may be hours for each update"),
+             "the attack then takes as long as its own limit allows, maybe hours for each update"),
     _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
              "every client of a round is attacked then, however long that holds up the training"),
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",

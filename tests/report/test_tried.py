@@ -177,7 +177,7 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     command = "flwr-leakage run server.attack_max_seconds=4 num_rounds=2"
     _, answer, steps, _ = told(data, config=config, command=command, attack="strongest")
     assert "the time limit of 4 CPU seconds ended the attack" in answer
-    assert "as much time as it takes, which may be hours an update" in steps["Do"].text
+    assert "all the time it takes, maybe hours an update" in steps["Do"].text
     lifted = ("server.attack_max_seconds=null", "attack.max_seconds=null")
     assert steps["Do"].commands == (f"flwr-leakage run num_rounds=2 {' '.join(lifted)}",)
     assert steps["Do"].fold.endswith(", without a time limit (maybe hours an update)")
@@ -420,11 +420,10 @@ def test_what_more_time_does_not_change_is_said_where_more_time_is_advised(tmp_p
         ))  # fmt: skip
 
     large = "a chosen: b refused (the Jacobian may have 100 entries, it has 106); a stopped 1"
-    same = "; more time does not change that"
-    assert f"{same} a part was refused for its size on 1 update." in advised(large)
+    same = "; no cure where"
+    assert f"{same} a part was refused for its size." in advised(large)
     settled = "a chosen: b found 1; a stopped 1 in 0.3 s (run 1 of 1, converged)"
-    assert f"{same} the answer had converged on 1 update (the rest may be noise)." in advised(
-        settled, defense="gaussian"
-    )
+    noisy = "an answer had converged (the rest may be noise)."
+    assert f"{same} {noisy}" in advised(settled, defense="gaussian")
     assert same not in advised(settled)  # without noise something else keeps it from the update
     assert same not in advised("a chosen: b stopped 1 (converged); a stopped 1", defense="gaussian")
