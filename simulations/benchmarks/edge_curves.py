@@ -314,7 +314,7 @@ def batches() -> Figure:
 
 NOISE = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 PRUNED = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
-EPOCHS = (0, 1, 3, 6, 12)
+EPOCHS = (0, 1, 3, 6, 12, 48)
 
 
 def _attacked(target: portfolio_cases.Target, seconds: float) -> Outcome:
@@ -406,9 +406,9 @@ def measure_trained(network: str, draw: Draw) -> Outcome:
 def images() -> Figure:
     """Return curves of one image of 16 × 16: what is done to its update, and its network."""
     settings = {
-        "noise": ("noise, of the update's norm", (1e-7, *NOISE)),
+        "noise": ("noise, of the update's norm", (1e-7, *NOISE, 10.0)),
         "pruned": ("share of the update that is pruned", PRUNED),
-        "steps": (f"local steps at a rate of {RATE:g}", STEPS),
+        "steps": (f"local steps at a rate of {RATE:g}", (*STEPS, 64, 256)),
     }
     networks = {"lenet": "LeNet, sigmoid", "relu": "ReLU ConvNet", "mlp": "ReLU MLP"}
     built: dict[str, dict[str, tuple[Sequence[int], Callable[[lab.Shape, int], nn.Module]]]] = {

@@ -59,9 +59,9 @@ class Analytic(ExactAttack):
 
     The attack takes an update of one sample. Several steps of gradient descent, with momentum or
     not, show it as one does: their sum is ``(Σ_t w_t δ_t) xᵀ``, and that of the bias is
-    ``Σ_t w_t δ_t``. Weight decay of several steps, which adds weights that moved, is refused, and
-    so is pruning of several steps. The model's first layer must be linear with a bias, and its
-    weight and bias must be trained.
+    ``Σ_t w_t δ_t``. Weight decay of several steps, which adds weights that moved, is refused. If
+    several steps were pruned, pixels without a kept entry stay at zero. The model's first layer
+    must be linear with a bias, and its weight and bias must be trained.
     """
 
     purpose: ClassVar[str] = "analytic"
@@ -92,8 +92,7 @@ class Analytic(ExactAttack):
             budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
-            ValueError: as :meth:`check` says; or the layer's bias has a zero gradient; or the
-                update of several steps was pruned.
+            ValueError: as :meth:`check` says, or the layer's bias has a zero gradient.
         """
         use, order = _first_layer(problem)
         assert use.bias is not None
@@ -112,8 +111,10 @@ class Analytic(ExactAttack):
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
         if is_pruned and problem.schedule.num_steps > 1:
-            raise ValueError("the update of several steps was pruned or has more than one sample.")
-        if is_pruned:
+            # Later layers' inputs move from step to step. Entries may be zero by rounding alone.
+            sizes = (kept.T @ errors.square()).clamp_min(torch.finfo(weight.dtype).tiny)
+            taken, stage = weight.T @ errors / sizes, f"{int(seen.sum())} of {len(seen)} pixels"
+        elif is_pruned:
             found = PrunedPass.of(problem, use, generator)
             first = found.layers[0]
             errors, taken, seen, bound = first.errors, first.inputs, first.seen, first.bound
