@@ -88,6 +88,7 @@ RESTS_ON = {
     "Attack could": ("attack", "objective"),
     "The time limit": ("attack", "stopped_by_budget"),
     "On ": ("attack", "objective"),
+    "Wrong assumption": ("check", "trained_otherwise"),
 }
 """Kind and names of the records behind a detail of the verdict, by how it begins."""
 
@@ -199,13 +200,17 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
             told.append((part, text, source, chosen))
 
     shown = _of(
-        "metric", "attack", "client", names="psnr|ssim|objective|stopped|not_attacked|image"
+        "metric",
+        "attack",
+        "client",
+        "check",
+        names="psnr|ssim|objective|stopped|not_attacked|image|otherwise",
     )
     add("Verdict", advice.headline, shown)
     add("Verdict", unfinished(data, done), None, METADATA_FILE)
+    tested = _of("client", "utility", "attack", "check", names="^(?!class|.*replay)")
     told += [
-        ("What was tested", text, "records", _of("client", "utility", "attack", names="^(?!class)"))
-        for text in sentences(index, {}, fate, done)
+        ("What was tested", text, "records", tested) for text in sentences(index, {}, fate, done)
     ]
     for event in (event for event in data.events if event.message.startswith(NODES)):
         add("What was tested", event.message, _of("client", names="^images$"))

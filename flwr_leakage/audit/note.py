@@ -4,7 +4,7 @@ A client is free to write anything into its note, so the note is checked, and ne
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -162,15 +162,27 @@ class ClientNote:
             said.append(f"{who}: {self.explained}.")
         return said
 
-    def speaks_against(self, assumed: Assumed | None) -> list[str]:
+    def differs_from(
+        self, assumed: Assumed | None, num_examples: int | None = None
+    ) -> tuple[str, ...]:
+        """Return each setting in which the client's training differs from an attack's assumption.
+
+        Args:
+            assumed: the assumption; ``None`` if its schedule is not known, so that nothing differs.
+            num_examples: the number of the client's samples in the round; ``None`` if unknown.
+        """
+        if self.training is None or assumed is None:
+            return ()
+        return differences(self.training, *assumed, num_examples)
+
+    def speaks_against(self, other: Sequence[str]) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        They tell how the client's training differs from the one that the attack assumes
-        (``assumed``; ``None`` if its schedule is not known), and whether the captured training does
-        not explain the update.
+        They tell how the client's training differs from the one that the attack assumes (``other``,
+        the result of ``differs_from``), and whether the captured training does not explain the
+        update.
         """
         said = []
-        other = differences(self.training, *assumed) if self.training and assumed else ()
         if other:
             said.append(
                 f"it trained with {'; '.join(other)}. An attack that assumes otherwise may fail, "

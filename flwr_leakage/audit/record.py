@@ -111,6 +111,15 @@ class Recorder:
             name, value = "replay_passed", 1.0
         self._number(where, -1, "check", name, value, "1", note=replay.sentence)
 
+    def trained_otherwise(self, where: Where, differences: Sequence[str]) -> None:
+        """Record in how many settings a client's training differs from what an attack assumes.
+
+        ``where`` is (round, client id). The note names each of them, as in *learning rate 0.1,
+        assumed 1*.
+        """
+        count, told = float(len(differences)), "; ".join(differences)
+        self._number(where, -1, "check", "trained_otherwise", count, note=told)
+
     def client(
         self,
         where: Where,

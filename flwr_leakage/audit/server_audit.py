@@ -260,8 +260,10 @@ class ServerAudit:
         """
         inputs = inputs or {}
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
+        sizes = {seen.client_id: seen.update.num_examples for seen in observations}
         for note in notes:
-            self._of_client(server_round, note.client_id, self._hear, server_round, note)
+            size = sizes.get(note.client_id)
+            self._of_client(server_round, note.client_id, self._hear, server_round, note, size)
         left_out = self._left_out(observations)
         for seen in observations:
             where, reason = (server_round, seen.client_id), left_out.get(seen.client_id, "")
@@ -512,11 +514,11 @@ class ServerAudit:
         for name, source in self.what_ifs.items():
             self._ask(now, name, source, cases)
 
-    def _hear(self, server_round: int, note: ClientNote) -> None:
-        """Record a client's note."""
+    def _hear(self, server_round: int, note: ClientNote, num_examples: int | None) -> None:
+        """Record a client's note; ``num_examples`` is ``None`` if its update was not observed."""
         self._recorder.note(server_round, note)
         self._tell_of_settings(server_round, note)
-        self._tell_of_training(server_round, note)
+        self._tell_of_training(server_round, note, num_examples)
 
     def _of_client(
         self, server_round: int, client_id: int, action: Callable[..., T], *args: Any
@@ -646,12 +648,19 @@ class ServerAudit:
         for message in note.says():
             self.inform_once(server_round, note.client_id, message)
 
-    def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
+    def _tell_of_training(
+        self, server_round: int, note: ClientNote, num_examples: int | None
+    ) -> None:
         """Warn, once, if a client's training is not as assumed, or does not explain its update.
 
-        A training does not explain the update if its replay gives another one.
+        A training does not explain the update if its replay gives another one. In each round in
+        which it is not as assumed, that is recorded, too. ``num_examples`` is the number of the
+        client's samples, ``None`` if its update was not observed.
         """
-        for sentence in note.speaks_against(self._assumed_of(note)):
+        other = note.differs_from(self._assumed_of(note), num_examples)
+        if other:
+            self._recorder.trained_otherwise((server_round, note.client_id), other)
+        for sentence in note.speaks_against(other):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
     def _assumed_of(self, note: ClientNote) -> Assumed | None:

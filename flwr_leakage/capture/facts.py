@@ -292,6 +292,7 @@ def differences(
     schedule: LocalSchedule,
     spec: InputSpec,
     batch_norm: BatchNormMode,
+    num_examples: int | None = None,
 ) -> tuple[str, ...]:
     """Return sentences on each setting in which a client's training differs from an assumed one.
 
@@ -300,7 +301,11 @@ def differences(
         schedule: the schedule that an audit assumes.
         spec: the inputs that it assumes.
         batch_norm: the mode of BatchNorm that it assumes.
+        num_examples: the number of the client's samples in the round. A client of fewer samples
+            than a batch takes all of them in one step, which is no difference; where the number is
+            unknown, no batch size below the assumed one is named.
     """
+    most = facts.batch_size if num_examples is None else num_examples
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")
@@ -309,7 +314,7 @@ def differences(
         ("momentum", facts.momentum, schedule.momentum),
         ("weight decay", facts.weight_decay, schedule.weight_decay),
         ("steps", facts.num_steps, schedule.num_steps),
-        ("batch size", facts.batch_size, schedule.batch_size),
+        ("batch size", facts.batch_size, min(schedule.batch_size, most)),
     )
     for name, told, assumed in numbers if facts.num_steps else numbers[:3]:
         if not math.isclose(told, assumed, rel_tol=_CLOSE):

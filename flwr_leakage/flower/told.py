@@ -277,12 +277,13 @@ class ToldAudit(ServerAudit):
             return {}, dict.fromkeys(clients, reason)
         for client in clients:
             if assumed.get(client) != common:
+                other = refused.get(client, "another schedule or other inputs")
+                self._recorder.trained_otherwise((server_round, client), [other])
                 self.warn_once(
                     server_round, client,
                     f"client {client} is in a mean update that is attacked as if it had trained "
                     f"like most, and it says otherwise: "
-                    f"{refused.get(client, 'another schedule or other inputs')}. An attack that "
-                    f"fails is no evidence of safety.",
+                    f"{other}. An attack that fails is no evidence of safety.",
                 )  # fmt: skip
         self.assume(common.spec, common.batch_norm)
         return dict.fromkeys(clients, common), {}

@@ -299,9 +299,61 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
 
 
 def does(index: Index) -> dict[int, str]:
-    """Return, by client number, words for each client's local training in its last round."""
-    series = index.series("client", "images")
-    return {key[1]: series[key].note for key in sorted(series)}
+    """Return, by client number, words for each client's local training in its last round. Where the
+    client tells of another training than the attack assumes, they name both.
+    """
+    series, said = index.series("client", "images"), trained_otherwise(index)
+    doing = {}
+    for key in sorted(series):
+        other = said.get(key[:2], "")
+        doing[key[1]] = series[key].note
+        if other:
+            doing[key[1]] += f" (as the attack assumes; the client’s own word: {other})"
+    return doing
+
+
+def trained_otherwise(index: Index) -> dict[Place, str]:
+    """Return, by (round, client), the settings in which a client told of another training than the
+    attack assumes, such as ``learning rate 0.1, assumed 1``.
+    """
+    told = index.series("check", "trained_otherwise").items()
+    return {key[:2]: record.note for key, record in told}
+
+
+def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
+    """Return those of the attacked updates (round, client) whose client told of another training
+    than the attack assumed; client −1 stands for the mean of a round.
+    """
+    said = trained_otherwise(index)
+    rounds = {server_round for server_round, _ in said}
+    return {place for place in attacked if place in said or (place[1] < 0 and place[0] in rounds)}
+
+
+MAX_SETTINGS = 80
+"""Characters of a setting that stands in a sentence; longer ones stand in brackets behind it."""
+
+
+def otherwise_told(index: Index, places: Collection[Place]) -> str:
+    """Return a clause on how clients trained otherwise than the attack on their updates ``places``
+    assumed; client −1 stands for all of a round.
+    """
+    summed = {server_round for server_round, client in places if client < 0}
+    said = {
+        place: other for place, other in trained_otherwise(index).items()
+        if place in places or place[0] in summed
+    }  # fmt: skip
+    clients_by_other = grouped((other, client) for (_, client), other in sorted(said.items()))
+    groups = [
+        (several(sorted(set(clients))), other.replace(", assumed ", ", and the attack assumed "))
+        for other, clients in clients_by_other.items()
+    ]
+    (whom, other), *more = groups
+    if not more and len(other) <= MAX_SETTINGS and not re.search(r"[(;]", other):
+        return f"{whom} trained with {other}"
+    every = several(sorted({client for _, client in said}))
+    told = [f"{who}: {each}" for who, each in groups[:MAX_GROUPS]]
+    told += ["…"] * (len(groups) > MAX_GROUPS)
+    return f"{every} trained otherwise than the attack assumed ({'; '.join(told)})"
 
 
 MAX_GROUPS = 3
@@ -436,11 +488,14 @@ def unexplained_told(
     places = {place: left for place, left in unexplained(index).items() if place not in seen}
     if not places:
         return ()
-    why = "As clients trained what the attack assumes, it is the attack that did not come so far"
+    why = (
+        "By what clients told, they trained what the attack assumes, so that it is the attack that "
+        "did not come so far"
+    )
     if with_defense:
         why = (
-            "Clients trained what the attack assumes: what the defense changed, as by noise, may "
-            "be why, or the attack did not come so far"
+            "By what clients told, they trained what the attack assumes: what the defense changed, "
+            "as by noise, may be why, or the attack did not come so far"
         )
     if not places.keys() <= set(replayed):
         why = (

@@ -17,10 +17,13 @@ from flwr_leakage.report.attempts import (
     ended,
     has_converged,
     limit_told,
+    otherwise_told,
     single_attack,
     time_limit,
+    trained_otherwise,
     unexplained,
     what_if_time_limit,
+    wrongly_attacked,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
 from flwr_leakage.report.index import Index, count, grouped, section, several, values
@@ -125,7 +128,9 @@ def worth(
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()
+    wrong = wrongly_attacked(index, attacked)
     doubts = [
+        _otherwise(index, wrong, metadata),
         _Doubt(
             graded if single else (),
             f"only {single} was tried, and a stronger one applies",
@@ -133,7 +138,7 @@ def worth(
         ),
         _cut_off(index, found, metadata, of),
         _failed(fate, metadata, of),
-        _unexplained(unexplained(index).keys() - replayed.same.keys(), metadata, of),
+        _unexplained(unexplained(index).keys() - replayed.same.keys() - wrong, metadata, of),
         _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
         _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of),
     ]
@@ -171,8 +176,50 @@ def worth(
         f"from {tried}. Others may."
     )
     headline = f"No reason to stop was found, and no clearance: this attack saw nothing in {tried}."
+    if weak := sure & unexplained(index).keys():
+        answer += (
+            f" Its answer does not explain {of(weak)}: what the defense changed may be why, or the "
+            f"search."
+        )
     answer += f" Of the rest it cannot say: {told}." * bool(told)
     return Worth(answer, headline, "quiet", *do, unsure)
+
+
+_INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
+_STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
+"""The first words of a difference that the ``spec`` or model, or the ``schedule``, removes."""
+
+
+def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
+    """Return, as a reason for doubt, that clients told of another training than the attack on their
+    updates ``places`` assumed, with its remedy.
+    """
+    if not places:
+        return _Doubt((), "")
+    summed = {server_round for server_round, client in places if client < 0}
+    said = trained_otherwise(index).items()
+    told = [other for place, other in said if place in places or place[0] in summed]
+    each = [setting for other in told for setting in other.split("; ")]
+    app = not is_simulation(metadata)
+    do = []
+    if any(setting.startswith(_STEPS) for setting in each):
+        do.append(
+            "Set schedule= of observe(…) to what clients trained with, or leave it out, so that "
+            "each client’s own is used."
+            if app else "Set the run’s local training to what clients trained with."
+        )  # fmt: skip
+    if any(setting.startswith(_INPUTS) for setting in each):
+        do.append(
+            "Set spec= of observe(…) to the clients’ inputs and give it the model itself, or leave "
+            "spec= out, so that each client’s own is used."
+            if app else "Set the run’s dataset and BatchNorm mode to those of the clients."
+        )  # fmt: skip
+    if any(not setting.startswith((*_STEPS, *_INPUTS)) for setting in each):
+        do.append(
+            "What else differs (see Events), no attack here assumes: a trial run of the same "
+            "training by plain SGD can be tested."
+        )
+    return _Doubt(places, otherwise_told(index, places), " ".join(do))
 
 
 def _by_labels(noun: str) -> str:

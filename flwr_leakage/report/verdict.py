@@ -8,8 +8,10 @@ from typing import Any, Literal
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
     LEAKED,
+    SEEN,
     Attempt,
     Fates,
+    Place,
     attempts,
     beyond_chance,
     ended,
@@ -23,6 +25,7 @@ from flwr_leakage.report.attempts import (
     labels_right,
     left_out,
     limit_told,
+    otherwise_told,
     pool_of,
     risk,
     seen_of,
@@ -31,6 +34,7 @@ from flwr_leakage.report.attempts import (
     unexplained_told,
     what_if_time_limit,
     worst_by_image,
+    wrongly_attacked,
 )
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.index import (
@@ -78,8 +82,11 @@ def judge(
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
     replayed = replay_told(known, fate.attacked, is_defended(metadata), index.sample)
-    unexplained = unexplained_told(index, fate, found, known.same, is_defended(metadata))
-    caveats = (*unexplained, *_caveats(events))
+    attacked = fate.attacked | {attempt.key[:2] for attempt in found}
+    wrong = wrongly_attacked(index, attacked)
+    as_assumed = known.same.keys() - wrong
+    unexplained = unexplained_told(index, fate, found, as_assumed, is_defended(metadata))
+    caveats = (*_otherwise(index, found, wrong), *unexplained, *_caveats(events))
     besides = (
         *_determined(index, found),
         *replayed,
@@ -310,6 +317,17 @@ def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
             f"which no attack on the update alone can tell {noun.many} apart"
         ]
     return ["".join([*told, "."])]
+
+
+def _otherwise(index: Index, found: Sequence[Attempt], wrong: set[Place]) -> tuple[str, ...]:
+    """Return one sentence on updates that were attacked under ``wrong`` assumptions and in which no
+    sample is seen; an empty tuple if there are none.
+    """
+    unseen = wrong - {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
+    if not unseen:
+        return ()
+    told = otherwise_told(index, unseen)
+    return (f"Wrong assumption: {told}. That nothing is seen there is no sign of safety.",)
 
 
 def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:

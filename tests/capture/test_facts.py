@@ -1,6 +1,7 @@
 """What a captured training tells, and where an audit assumes something else."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,6 +165,16 @@ def test_a_client_that_does_what_is_assumed_differs_nowhere():
     facts = facts_of(training, count)
     assert differences(facts, LocalSchedule(0.1, 3, 4), SPEC, "running") == ()
     assert facts.schedule() == LocalSchedule(0.1, 3, 4)
+
+
+def test_a_client_of_fewer_samples_than_a_batch_takes_them_in_one_step():
+    facts = TrainingFacts("SGD", 0.1, num_steps=1, batch_size=1, counted=True)
+    assumed = LocalSchedule(0.1, 1, 4), SPEC, "running"
+    assert differences(facts, *assumed, 1) == differences(facts, *assumed) == ()
+    assert differences(facts, *assumed, 4) == ("batch size 1, assumed 4",)
+    larger = replace(facts, batch_size=8)
+    assert differences(larger, *assumed) == differences(larger, *assumed, 8)
+    assert differences(larger, *assumed) == ("batch size 8, assumed 4",)
 
 
 MISTAKES = [

@@ -31,11 +31,12 @@ from flwr_leakage.records import (
     Update,
 )
 from flwr_leakage.report.advice import advise
-from flwr_leakage.report.attempts import attempts, fates, unexplained
+from flwr_leakage.report.attempts import attempts, does, fates, unexplained
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.verdict import judge, limits_told
 from flwr_leakage.simulation.config import compose
+from flwr_leakage.testing import check
 from flwr_leakage.tracking import JsonlTracker, RunData, read_run
 
 SPEC = InputSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
@@ -427,3 +428,32 @@ def test_what_more_time_does_not_change_is_said_where_more_time_is_advised(tmp_p
     assert f"{same} {noisy}" in advised(settled, defense="gaussian")
     assert same not in advised(settled)  # without noise something else keeps it from the update
     assert same not in advised("a chosen: b stopped 1 (converged); a stopped 1", defense="gaussian")
+
+
+def test_what_was_attacked_under_wrong_assumptions_is_not_cleared(tmp_path):
+    data = audited(tmp_path / "run", "found", "found", distance=0.9995)
+    other = LeakageRecord("r", 1, 0, -1, "check", "trained_otherwise", 1.0)
+    told_by = replace(other, note="learning rate 0.1, assumed 1")
+    passed = [replace(other, client_id=c, name="replay_passed") for c in (0, 1)]
+    both = [told_by, replace(told_by, client_id=1)]
+    wrong = replace(data, records=(*data.records, *passed, *both))
+    verdict, answer, steps, _ = told(wrong, defense="gaussian")
+    assert verdict.level == "unknown" and answer == (
+        "This run cannot say: no image was recovered, but clients 0 and 1 trained with learning "
+        "rate 0.1, and the attack assumed 1. That is no sign of safety."
+    )
+    assert "schedule=" in steps["Do"].text
+    assert verdict.head[0].startswith("Wrong assumption: clients 0 and 1 trained with learning")
+    assert not any("they trained what the attack assumes" in text for text in verdict.details)
+    found = check(wrong)
+    assert found.exit_code == 4 and "and the attack assumed 1" in found.message
+    assert "own word: learning rate 0.1, assumed 1" in does(Index(wrong.records))[0]
+    # What one client told says nothing of another one.
+    one = replace(data, records=(*data.records, *passed, told_by))
+    verdict, answer, _, _ = told(one, defense="gaussian")
+    assert verdict.level == "quiet" and "nothing from 1 of 2 attacked updates" in answer
+    assert "does not explain 1 of 2 attacked updates: what the defense changed" in answer
+    # What is seen stays seen.
+    seen = audited(tmp_path / "seen", "leak")
+    verdict = told(replace(seen, records=(*seen.records, told_by)))[0]
+    assert verdict.level == "leak" and not verdict.head
