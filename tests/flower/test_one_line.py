@@ -16,14 +16,16 @@ from trained import network
 
 from flwr_leakage.defenses import DPSGD, GaussianNoise, GradientPruning, MixUp, PercentilePrivacy
 from flwr_leakage.defenses.pruning import prune_update
+from flwr_leakage.evidence import make_evidence
 from flwr_leakage.flower import InlineGrid, audit, observe, run_inline
 from flwr_leakage.flower.wire import RECORD_KEY
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Part, Reconstruction
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.index import Index
 from flwr_leakage.scores import GradientNorm
 from flwr_leakage.scores.plan import ScorePlan
+from flwr_leakage.testing import check
 from flwr_leakage.tracking import read_run
 
 SPEC = InputSpec((1, 6, 6), 3, (0.5,), (0.5,))
@@ -132,6 +134,42 @@ def test_a_mistake_of_the_server_is_named(tmp_path, name):
     warnings = [event.message for event in data.events]
     assert any(words in message and "no evidence of safety" in message for message in warnings)
     assert {event.client_id for event in data.events} == {0, 1}
+    told = [record for record in data.records if record.name == "trained_otherwise"]
+    assert {record.client_id for record in told} == {0, 1}
+    assert all(words in record.note for record in told)
+
+
+class Grey:
+    """An attack that answers every update by grey images, far from the update."""
+
+    def __call__(self, job, progress=None):
+        return [self._of(job.spec, seen.update.num_examples) for seen in job.observations]
+
+    def _of(self, spec, count):
+        grey = Batch(torch.zeros(count, *spec.shape), torch.zeros(count, dtype=torch.int64))
+        parts = (Part("a", "found", 0.9), Part("b", "refused", reason="no such layer."))
+        return Reconstruction(grey, 0.9, {"attack": "a"}, parts=parts)
+
+
+@pytest.mark.parametrize("schedule", [LocalSchedule(1.0, 3, 4), None])
+def test_a_wrong_rate_of_the_server_is_why_its_run_cannot_say(tmp_path, schedule):
+    app = audited(client_app(), truth=tmp_path / "truth")
+    settings = {"truth": tmp_path / "truth", "attack": Grey(), "spec": SPEC}
+    _, data, _ = run(tmp_path / "run", app, schedule=schedule, **settings)
+    found, made = check(data), make_evidence(tmp_path / "run")
+    told = "clients 0 and 1 trained with learning rate 0.1, and the attack assumed 1"
+    if schedule is None:
+        assert told not in found.message
+        return
+    assert found.exit_code == 4 and told in found.message
+    assert any("Set schedule= of observe(…)" in line.text for line in found.lines)
+    filed = [each for each in made.statements if told in each.text]
+    assert {each.part for each in filed} >= {"Verdict", "What else is known"}
+    assert all(each.source == "records" for each in filed)
+    assert not any("they trained what the attack assumes" in e.text for e in made.statements)
+    assert (
+        "own word: learning rate 0.1, assumed 1" in (tmp_path / "run" / "report.html").read_text()
+    )
 
 
 def test_in_a_simulation_the_samples_reach_the_evaluator(tmp_path):
