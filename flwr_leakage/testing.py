@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from flwr_leakage.report.advice import Line, advise
-from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.attempts import attempts, fates, unexplained
 from flwr_leakage.report.first_screen import Tile, tiles
 from flwr_leakage.report.grades import GRADES, Grade
 from flwr_leakage.report.index import Index, count, grouped, who
@@ -148,6 +148,10 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
         message = f"No {noun} has a worse grade than “{above}”; that is no clearance."
         silent = sum(each.outcome in ("unsure", "untested") for each in updates)
         message += f" {count(silent, 'update')} of {len(updates)} cannot be judged." * bool(silent)
+        passed = {each.place for each in updates if each.outcome == "passed"}
+        if weak := passed & unexplained(index).keys():
+            far = count(len(weak), "update")
+            message += f" The attack’s answer does not explain {far} of those that passed."
         if is_open := unfinished(data, rounds_of(index)):
             outcome, message = "unsure", f"This run cannot say. {is_open}"
     elif outcome != "leaked" and worst:

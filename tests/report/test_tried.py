@@ -453,6 +453,8 @@ def test_what_was_attacked_under_wrong_assumptions_is_not_cleared(tmp_path):
     verdict, answer, _, _ = told(one, defense="gaussian")
     assert verdict.level == "quiet" and "nothing from 1 of 2 attacked updates" in answer
     assert "does not explain 1 of 2 attacked updates: what the defense changed" in answer
+    defended = replace(one, metadata={**one.metadata, "defense": "gaussian"})
+    assert "does not explain 1 update of those that passed" in check(defended).message
     # What is seen stays seen.
     seen = audited(tmp_path / "seen", "leak")
     verdict = told(replace(seen, records=(*seen.records, told_by)))[0]
