@@ -22,6 +22,7 @@ from flwr_leakage.records import (
     ThreatModel,
 )
 from flwr_leakage.tracking import KeepsTexts, TextRecord, Tracker
+from flwr_leakage.tracking.text import plain_text
 
 if TYPE_CHECKING:
     from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
@@ -115,9 +116,9 @@ class Recorder:
         """Record in how many settings a client's training differs from what an attack assumes.
 
         ``where`` is (round, client id). The note names each of them, as in *learning rate 0.1,
-        assumed 1*.
+        assumed 1*. A client may have written parts of them.
         """
-        count, told = float(len(differences)), "; ".join(differences)
+        count, told = float(len(differences)), plain_text("; ".join(differences))
         self._number(where, -1, "check", "trained_otherwise", count, note=told)
 
     def client(
