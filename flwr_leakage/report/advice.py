@@ -121,7 +121,8 @@ def advise(
     else:
         fold = f"The command that tests more{_without_limits(nothing_seen.commands)}"
         do = Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold)
-    goal = _go_on_if(index, found, metadata, nothing_seen, bool(do.commands), bool(at_risk))
+    is_repeated = bool(do.text and do.commands and (do.term == "Test" or nothing_seen.changes))
+    goal = _go_on_if(index, found, metadata, nothing_seen, is_repeated, bool(at_risk))
     if at_risk:
         steps += [goal, do]
     elif nothing_seen.asks_to_pause or nothing_seen.level == "partly":
@@ -543,19 +544,20 @@ def _go_on_if(
     found: Sequence[Attempt],
     metadata: Mapping[str, Any],
     wanted: Worth,
-    has_command: bool,
+    is_repeated: bool,
     with_changes: bool,
 ) -> Step:
     """Return the advice's step that lists the conditions for going on with training, which a new
-    run has to meet. ``wanted`` has the settings of that run, ``has_command`` says that the advice
-    gives its command, and ``with_changes`` that it makes one of the changes that the advice lists.
+    run has to meet. ``wanted`` has the settings of that run, ``is_repeated`` says that the advice
+    gives the command by which it repeats this simulation, and ``with_changes`` that it makes one of
+    the changes that the advice lists.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
     is_single = planned_rounds(metadata) == 1 or {*index.rounds("attack", "client")} == {1}
-    more = ", so over more rounds than the one of this run" * (is_single and not has_command)
+    more = ", so over more rounds than the one of this run" * (is_single and not is_repeated)
     settings = demanded(metadata, wanted.changes)
-    planned = planned_attempts(index, metadata, settings) if has_command else None
+    planned = planned_attempts(index, metadata, settings) if is_repeated else None
     labels = labels_inferred(index, metadata) or better_than_guess(index)
     return Step(
         "Go on only if",

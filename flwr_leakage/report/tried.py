@@ -358,8 +358,8 @@ def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
     if any(map(_TOO_LARGE.search, notes)):
         parts.append("a part was refused for its size")
     if is_defended(metadata) and any(map(has_converged, notes)):
-        parts.append("an answer had converged (the rest may be noise)")
-    return f"; no cure where {' or '.join(parts)}" if parts else ""
+        parts.append("an answer converged (the rest may be noise)")
+    return f"; time is no cure where {' or '.join(parts)}" if parts else ""
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
@@ -523,7 +523,7 @@ _SETTINGS = (
     _Setting("clients are attacked in a round", ("selection.max_clients=null",),
              "selection=Selection()", "every client of a round is attacked then"),
     _Setting("max_seconds=", ("server.attack_max_seconds=null",), "max_seconds=None",
-             "the attack then takes as long as its own limit allows, maybe hours for each update"),
+             "the attack then has no limit of the run, and may take hours for each update"),
     _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
              "every client of a round is attacked then, however long that holds up the training"),
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",

@@ -157,6 +157,7 @@ def test_updates_that_were_kept_are_to_be_attacked_by_a_command(tiny_data, monke
     )
     assert verdict.level == "unknown"
     assert steps["Do"].commands == (f"flwr-leakage attack-kept {tiny_data}/run",)
+    assert "so over more rounds than the one of this run" in steps["Go on only if"].items[0]
 
 
 def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
@@ -421,10 +422,10 @@ def test_what_more_time_does_not_change_is_said_where_more_time_is_advised(tmp_p
         ))  # fmt: skip
 
     large = "a chosen: b refused (the Jacobian may have 100 entries, it has 106); a stopped 1"
-    same = "; no cure where"
+    same = "; time is no cure where"
     assert f"{same} a part was refused for its size." in advised(large)
     settled = "a chosen: b found 1; a stopped 1 in 0.3 s (run 1 of 1, converged)"
-    noisy = "an answer had converged (the rest may be noise)."
+    noisy = "an answer converged (the rest may be noise)."
     assert f"{same} {noisy}" in advised(settled, defense="gaussian")
     assert same not in advised(settled)  # without noise something else keeps it from the update
     assert same not in advised("a chosen: b stopped 1 (converged); a stopped 1", defense="gaussian")
