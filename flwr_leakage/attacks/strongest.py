@@ -137,7 +137,7 @@ class Strongest:
                 left = share * min(lefts[index] for index in together)
                 posed = [problem for i in together if (problem := targets[i].problem) is not None]
                 part = replace(job.take(together), max_seconds=_or_none(left), posed=posed)
-                done = sum(each.is_solved or each.left(limit) <= 0 for each in targets)
+                done = sum(each.is_over(limit) for each in targets)
                 watch = Stopwatch()
                 found = _attempt(attack, part, _within(progress, name, done, len(targets)))
                 shares = _seconds(found, watch.seconds)
@@ -282,6 +282,13 @@ class _Target:
         """
         left = limit - self.seconds - self.judging
         return left if left > self.least else 0.0
+
+    def is_over(self, limit: float) -> bool:
+        """Return whether no attack is begun on the observation any more, but continuations.
+
+        ``limit`` is the CPU seconds for the observation in total.
+        """
+        return self.evidence is None or self.is_solved or self.left(limit) <= 0
 
     @property
     def least(self) -> float:
@@ -607,7 +614,7 @@ def _within(
     """Return a callback by which one attack of a portfolio reports its progress, or ``None``.
 
     It calls the portfolio's callback, unless that is ``None``, with the attack's name and the
-    portfolio's numbers: ``total`` observations, of which ``done`` are solved or have no time left.
+    portfolio's numbers: ``total`` observations, of which ``done`` are solved or out of time.
     """
     if progress is None:
         return None

@@ -37,8 +37,7 @@ class Measure:
 
 
 SAID = "defense (as clients say)"
-"""The setting that holds the names of the defenses that clients of a run say they use, in the
-absence of a config that tells them."""
+"""The setting that holds the names of the defenses that a run's clients say they use."""
 
 FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
 """The rates of false alarms at which members are counted."""

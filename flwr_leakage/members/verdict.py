@@ -70,7 +70,7 @@ differ by less than a percent of clients named rightly."""
 
 
 _LEAST_P = 1e-300
-"""The p-value below which no number is printed, as double precision ends there."""
+"""The p-value below which no number is printed, as double precision ends near there."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Membership:
         if p < _LEAST_P:
             rank = float(self.rank_p_values[record])
             numbers = (
-                f"p < {rank:.2g} by {self.null_size} null records, and below {_LEAST_P:g} by "
-                f"their tail"
+                f"p = {rank:.2g} by rank among {self.null_size} null records, and below "
+                f"{_LEAST_P:g} by their tail"
             )
         if bool(self.is_exact[record]):
             return f"was in the update, by algebra ({numbers})"

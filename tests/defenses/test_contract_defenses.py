@@ -1,6 +1,7 @@
 """One table of all defenses: what each of them must keep to."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.params import ravel
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
+from flwr_leakage.schedules import UntoldSchedule
 from flwr_leakage.values import require_option
 
 SPEC = InputSpec((1, 4, 4), 3)
@@ -94,6 +96,8 @@ CHANGES_DELTA = set(DEFENSES) - {
     "mixup",
     "instahide",
     "instahide inter",
+    "chain",
+    "error feedback",
 }
 NEEDS_LOCAL_ROUND = {
     "dp sgd",
@@ -340,3 +344,24 @@ def test_settings_of_a_wrong_kind_are_rejected(build, message: str) -> None:
 def test_unknown_units_are_named() -> None:
     with pytest.raises(ValueError, match=r"relative_to must be one of .*, got 'gradients'"):
         require_option(SimpleNamespace(relative_to="gradients"), "relative_to", NoiseUnit)
+
+
+ALONE = (
+    "none", "pruning", "pruning per layer", "laplacian", "clipping", "withhold buffers",
+    "random subset", "qsgd", "sign sgd", "truncated svd", "mixup", "instahide", "instahide inter", "chain",
+    "error feedback",
+)  # fmt: skip
+"""The defenses whose ``on_update`` needs the update alone."""
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_defense_that_needs_the_training_never_takes_an_untold_one(name):
+    update, _ = make_round()
+    untold = replace(update, schedule=UntoldSchedule("the optimizer is Adam"))
+    defense = DEFENSES[name]
+    if name not in ALONE:
+        with pytest.raises(ValueError, match=r"the optimizer is Adam|needs local_round"):
+            defense.on_update(untold, Reproducible.from_seed(0))
+        return
+    told, got = (defense.on_update(each, Reproducible.from_seed(0)) for each in (update, untold))
+    assert all(torch.equal(told.delta[key], got.delta[key]) for key in told.delta)

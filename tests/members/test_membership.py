@@ -364,7 +364,7 @@ def test_the_text_names_verdict_null_and_reason():
         null_origin="the server's test data", **one_step(members),
     )  # fmt: skip
     text = str(found)
-    numbers = "p < 0.0033 by 300 null records, and below 1e-300 by their tail"
+    numbers = "p = 0.0033 by rank among 300 null records, and below 1e-300 by their tail"
     assert f"record 0 was in the update, by algebra ({numbers})" in text
     assert "null: 300 records (the server's test data); corrected by holm for 32 records" in text
     assert "and 12 others with larger p-values" in text
