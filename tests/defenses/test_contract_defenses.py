@@ -348,8 +348,8 @@ def test_unknown_units_are_named() -> None:
 
 ALONE = (
     "none", "pruning", "pruning per layer", "laplacian", "clipping", "withhold buffers",
-    "random subset", "qsgd", "sign sgd", "truncated svd", "mixup", "instahide", "instahide inter", "chain",
-    "error feedback",
+    "random subset", "qsgd", "sign sgd", "truncated svd", "mixup", "instahide", "instahide inter",
+    "chain", "error feedback",
 )  # fmt: skip
 """The defenses whose ``on_update`` needs the update alone."""
 
