@@ -309,9 +309,12 @@ def differences(
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")
+    # The momentum of a single step changes nothing.
+    is_single = facts.num_steps == schedule.num_steps == 1
+    momentum = schedule.momentum if is_single else facts.momentum
     numbers = (
         ("learning rate", facts.learning_rate, schedule.learning_rate),
-        ("momentum", facts.momentum, schedule.momentum),
+        ("momentum", momentum, schedule.momentum),
         ("weight decay", facts.weight_decay, schedule.weight_decay),
         ("steps", facts.num_steps, schedule.num_steps),
         ("batch size", facts.batch_size, min(schedule.batch_size, most)),

@@ -581,7 +581,7 @@ def replays() -> Figure:
             for name, training in each.items()
         ],
         "judged rightly",
-        "residual ≤ 1e-6 if honest, > 0.1 if not",
+        "clearly",
     )  # fmt: skip
 
 
