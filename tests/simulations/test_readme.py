@@ -63,8 +63,8 @@ def test_the_tutorial_does_what_it_says(tmp_path, monkeypatch, capsys):
         exec(block, names)
     assert all(names["psnr"].value > 48)
     plain, pruned = capsys.readouterr().out.splitlines()[-2:]
-    assert plain.startswith("| plain | 1 | 2 | 2 | 100% | 0% | 0% | 120.0")
-    assert pruned.startswith("| pruned | 1 | 2 | 2 |"), "a defended update is attacked, too"
+    assert plain.startswith("| plain | – | 1 | 2 | 2 | 100% | 0% | 0% | 120.0")
+    assert pruned.startswith("| pruned | GradientPruning | 1 | 2 | 2 |"), "it is attacked, too"
     assert (tmp_path / "leakage" / "plain" / "report.html").is_file()
 
 
