@@ -559,11 +559,12 @@ def _go_on_if(
     settings = demanded(metadata, wanted.changes)
     planned = planned_attempts(index, metadata, settings) if is_repeated else None
     labels = labels_inferred(index, metadata) or better_than_guess(index)
+    protects = wanted.asks_to_pause and wanted.level != "partly" and not with_changes
     return Step(
         "Go on only if",
-        f"a new run{' with one of the changes above' * with_changes} meets all of these. Even then "
-        f"somebody who answers for the data has to accept what no run tests (see What is not "
-        f"covered).",
+        f"a new run{' with one of the changes above' * with_changes} meets all of these"
+        f"{', or in one of the other ways under What to do' * protects}. Even then somebody who "
+        f"answers for the data has to accept what no run tests (see What is not covered).",
         items=(
             f"The new run attacks every client, in early and late rounds{more}.",
             f"No time limit ends an attack: neither the run's{seconds} nor the attack's own.",

@@ -101,7 +101,7 @@ def test_reasons_name_what_is_in_the_way():
     assert "max_pool2d" in structure(pooled(), SPEC, max_products=9)["feature_matching"].reason
     found = structure(lenet(), SPEC, 8, max_products=9)
     assert "1 sample in 1 plain step, got 8 samples" in found["feature_matching"].reason
-    decayed = LocalSchedule(0.1, 1, 1, weight_decay=0.1)
+    decayed = LocalSchedule(0.1, 2, 1, weight_decay=0.1)
     found = structure(mlp(), SPEC, 1, decayed, max_products=9)
     assert "weight decay" in found["analytic"].reason
     normalised = convnet(strides=(1, 2, 2), pool_after=(), use_batch_norm=True)

@@ -96,8 +96,6 @@ CHANGES_DELTA = set(DEFENSES) - {
     "mixup",
     "instahide",
     "instahide inter",
-    "chain",
-    "error feedback",
 }
 NEEDS_LOCAL_ROUND = {
     "dp sgd",

@@ -185,6 +185,8 @@ def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(
     assert ways.items[0].startswith("A new run meets the list in The answer at length: nothing")
     assert "Differential privacy" in ways.items[1]
     assert "Secure aggregation" in ways.items[2] and ways.items[2].endswith("meets the list.")
+    [listed] = [step for step in advice.steps if step.term == "Go on only if"]
+    assert "or in one of the other ways under What to do" in listed.text
     identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
     assert identified.text.startswith("If it may not, go on only with")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
