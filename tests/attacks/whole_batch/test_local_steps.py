@@ -6,8 +6,10 @@ from one_sample import SPEC, equations, images, network, noisy, posed, pruned, r
 from torch import nn
 
 from flwr_leakage.attacks import AttackJob, GaussNewton
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.whole_batch import step_errors
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
 from flwr_leakage.records import LocalSchedule, ThreatModel
@@ -30,7 +32,9 @@ def walk(problem, batch):
     return torch.stack(errors), torch.stack(features)
 
 
-def separated(problem, noise=1e-6, steps=None, scramble=False, negated=False):
+def separated(
+    problem, noise=1e-6, steps=None, scramble=False, negated=False, budget=UNLIMITED
+):  # fmt: skip
     weight, bias = list(problem.gradient)[-2:]
     observed = torch.cat([problem.gradient[weight], problem.gradient[bias][:, None]], 1)
     if negated:
@@ -45,7 +49,24 @@ def separated(problem, noise=1e-6, steps=None, scramble=False, negated=False):
         problem.schedule.learning_rate,
         steps or problem.schedule.num_steps,
         noise * float(observed.square().mean().sqrt()),
+        budget,
     )
+
+
+def test_no_further_start_is_tried_once_the_budget_is_spent(monkeypatch):
+    tried, attempt = [], step_errors._attempt
+
+    def counted(*args):
+        tried.append(1)
+        return attempt(*args)
+
+    monkeypatch.setattr(step_errors, "_attempt", counted)
+    _, _, problem = posed(network(0), images(seed=0), schedule=LocalSchedule(0.2, 3, 1))
+    for budget, tries_again in ((UNLIMITED, True), (Budget.of(0.0), False)):
+        tried.clear()
+        with pytest.raises(ValueError, match="not that of local steps"):
+            separated(problem, scramble=True, budget=budget)
+        assert (len(tried) > 1) == tries_again
 
 
 @pytest.mark.parametrize("steps", [2, 3])
