@@ -126,10 +126,11 @@ OF_200 = "samples of the batch, 200 units"
 OF_WIDTHS = "samples of the batch, CIFAR-10"
 TAKEN = "local steps on 8 images, 200 units"
 CASCADING = ((64, 0.994), (128, 0.666), (256, 0.215))
-"""Of Shariati and Alambardar 2026, CIFAR-10, two layers, weights N(0, 0.5²), float64."""
+"""Shariati and Alambardar 2026 print these shares for CIFAR-10 through two layers in float64, whose
+weights are N(0, 0.5²)."""
 
 SPEAR = ((20, 0.99),)
-"""Of Dimitrov et al. 2024, the share of batches, an MLP of six layers."""
+"""Dimitrov et al. 2024 give this share of batches, through an MLP of six layers."""
 
 CRAFTED = 16
 """Samples of a batch whose client chose them to mislead."""

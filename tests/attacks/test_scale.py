@@ -6,6 +6,7 @@ from attacked import observe
 from torch import nn
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, FeatureMatching, Strongest, pose
+from flwr_leakage.attacks.exact.batch_masks import MaskColumns
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.gradient_map import GradientMap
@@ -116,3 +117,20 @@ def test_a_factor_that_candidates_tell_by_chance_ends_no_search(images, monkeypa
     (found,) = attack(job(mlp(), images[:4], 1.0))
     assert next(told, None) is None  # it was asked for, and its factor was tried
     assert "scale" not in found.stats and found.stats["verdicts"] == ("proven",) * 4
+
+
+def test_a_factor_is_tried_though_the_samples_that_told_it_are_dropped(images, monkeypatch):
+    """As of 12 images, whose first two candidates agreed on a wrong factor and were not kept."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 120), nn.ReLU(), nn.Linear(120, 4))
+    told, settled, dropped = iter([1.01]), MaskColumns.settled, []
+
+    def drop_at_first(self, found):
+        dropped.append(len(found))
+        return [] if len(dropped) == 1 else settled(self, found)
+
+    monkeypatch.setattr(BatchSearch, "told_scale", property(lambda self: next(told, None)))
+    monkeypatch.setattr(MaskColumns, "settled", drop_at_first)
+    (found,) = ExactBatch(SearchSettings(max_seconds=2.0))(job(network, images, 1.0))
+    assert len(dropped) > 1
+    assert found.stats["verdicts"] == ("proven",) * 6

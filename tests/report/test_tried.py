@@ -42,7 +42,7 @@ from flwr_leakage.tracking import JsonlTracker, RunData, read_run
 SPEC = InputSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 SCHEDULE = LocalSchedule(learning_rate=0.01)
 LIFTED = "attack.max_seconds=null num_rounds=2"
-"""What the command of a run of one round, attacked by the strongest attack, changes besides."""
+"""The further changes in the command of a run of one round under the strongest attack."""
 
 
 def told(data: RunData, **metadata):
