@@ -1,6 +1,8 @@
 """Frozen records of measurements: numbers, their error bars and states, and events of a run."""
 
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -29,9 +31,21 @@ KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
 
 DEFENDED_BY = "The update was defended by"
-"""The first words of a client's remark on its defense. The report finds the defense by it."""
+"""The first words of a client's remark on its defense; see :func:`defenses_told`."""
+
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that may be read as the quantity itself."""
+
+
+def defenses_told(messages: Iterable[str]) -> list[str]:
+    """Return the names of the defenses that clients say they use, from the messages of events.
+
+    Example:
+        >>> defenses_told(["client 0 says: The update was defended by MixUp."])
+        ['MixUp']
+    """
+    found = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", each) for each in messages)
+    return sorted({each[1] for each in found if each})
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Summarise a run by its settings and a few measures."""
 
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr_leakage.measurements import DEFENDED_BY
+from flwr_leakage.measurements import defenses_told
 from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
 from flwr_leakage.report.index import Index, by_round, section, values
 from flwr_leakage.report.membership import Share, members_found
@@ -145,8 +144,7 @@ def outcome(run: RunData) -> Outcome:
 
 def _said(run: RunData) -> dict[str, str]:
     """Return the setting ``SAID`` of a run; empty if no client names a defense."""
-    found = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", e.message) for e in run.events)
-    names = sorted({each[1] for each in found if each})
+    names = defenses_told(event.message for event in run.events)
     return {SAID: " and ".join(names)} if names else {}
 
 

@@ -15,7 +15,7 @@ from flwr_leakage.audit import ClientNote, ReplayResult, Truth
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.sharing import UNREAD, Shared, Sharing
 from flwr_leakage.capture import Glance, Limits, capture
-from flwr_leakage.capture.exposure import CapturedRound, read_round
+from flwr_leakage.capture.exposure import read_round
 from flwr_leakage.capture.names import name_tensors
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import PARAMETERS
@@ -316,7 +316,9 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
             return replace(_defend_unread(plan, seen, work, str(error)), unread=unread)
         _probe(plan, seen, work, unread)
         return _Done(None, None, _NOTHING, "", unread, left_truth)
-    session = _session(plan, read, work)
+    session = _session(plan, read.gradient_map, read.spec, read.schedule, work)
+    session.private.append(read.private)
+    session.defended.append(read.private)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
     answer = replace(read.raw, delta=subtract(sent, read.params))
     trained = Trained(read.params, read.buffers, read.raw, answer)
@@ -359,18 +361,10 @@ def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) ->
     buffers = {name: value for name, value in seen.sent.items() if name not in params}
     answer = Update(delta, buffers, UntoldSchedule(why), seen.num_examples)
     # No score, attack or gate reads the model and the inputs: there are none without samples.
-    audit = ClientAudit(
-        GradientMap(seen.training.roots[0].copy),
-        plan.spec or InputSpec((1, 1, 1), 1, known=False),
-        answer.schedule,
-        plan.defense,
-        seed=plan.seed,
-        score_plan=plan.score_plan,
-        share=plan.share,
-        folder=plan.folder,
-    )
-    session = Session(audit, work.server_round, work.client_id, work.context)
-    session.train_seconds = work.train_seconds
+    bare = replace(plan, scores={}, attack=None, gate=None)
+    model = GradientMap(seen.training.roots[0].copy)
+    spec = plan.spec or InputSpec((1, 1, 1), 1, known=False)
+    session = _session(bare, model, spec, answer.schedule, work)
     try:
         done = release(session, Trained(params, buffers, answer, answer), lambda _: Explained())
     except ValueError as error:
@@ -408,11 +402,18 @@ def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None
         _LOG.exception("flwr_leakage: one step on few samples was not probed")
 
 
-def _session(plan: CapturePlan, read: CapturedRound, work: _Work) -> Session:
+def _session(
+    plan: CapturePlan,
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    schedule: LocalSchedule,
+    work: _Work,
+) -> Session:
+    """Return the client's round of a training that is told by its model, inputs and schedule."""
     audit = ClientAudit(
-        read.gradient_map,
-        read.spec,
-        read.schedule,
+        gradient_map,
+        spec,
+        schedule,
         defense=plan.defense,
         scores=plan.scores,
         seed=plan.seed,
@@ -424,8 +425,6 @@ def _session(plan: CapturePlan, read: CapturedRound, work: _Work) -> Session:
     )
     session = Session(audit, work.server_round, work.client_id, work.context)
     session.train_seconds = work.train_seconds
-    session.private.append(read.private)
-    session.defended.append(read.private)
     return session
 
 

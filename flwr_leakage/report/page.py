@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.measurements import DEFENDED_BY
+from flwr_leakage.measurements import defenses_told
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
@@ -373,8 +373,7 @@ def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
     """Return the metadata entry ``defense`` with the defenses that clients say they use, for a run
     without a config; empty if no client names one.
     """
-    said = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", event.message) for event in events)
-    names = sorted({found[1] for found in said if found})
+    names = defenses_told(event.message for event in events)
     return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
 
 

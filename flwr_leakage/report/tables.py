@@ -373,6 +373,17 @@ def constants(index: Index) -> tuple[str, ...]:
     )
 
 
+def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
+    """Return the median of values in order, with the wider error bar of the one or two in the
+    middle; pairs of ``None`` without values.
+    """
+    if not ordered:
+        return None, None
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    bars = [bar for _, bar in middle if bar is not None]
+    return fmean(value for value, _ in middle), max(bars, default=None)
+
+
 def scores_table(index: Index) -> Table:
     """Return a table of the scores: the median with its error bar, and how many values are bounds
     or missing.
@@ -388,7 +399,7 @@ def scores_table(index: Index) -> Table:
             ((r.value, r.error) for r in series.values() if r.value is not None),
             key=lambda pair: pair[0],
         )
-        typical = ordered[(len(ordered) - 1) // 2] if ordered else (None, None)
+        typical = _middle(ordered)
         bars = [e / abs(v) for v, e in ordered if e is not None and v]
         told = [record for record in series.values() if not SPARED.match(record.note)]
         states = Counter(record.state or "not said" for record in told)

@@ -343,7 +343,7 @@ def more_time(
 
 
 _TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
-"""What an objective's note says of a part of an attack that was refused for its size."""
+"""The words in an objective's note by which a part of an attack was refused for its size."""
 
 
 def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
