@@ -266,8 +266,9 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
     """Return, by client, the shares of labels that the inference from an update and the better of
-    two guesses without it have right, for clients of whom the inference had more. The update is the
-    one with the largest difference, and so the first client. Clients of unknown truth are left out.
+    two guesses without it have right, for clients of whom the inference had more. Of a client's
+    updates the one with the largest difference counts, and the clients stand in its order. Clients
+    of unknown truth are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(
