@@ -6,6 +6,7 @@
     python -m simulations.benchmarks.membership labels --root FOLDER --seeds 5
     python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 20
     python -m simulations.benchmarks.membership traces --root FOLDER --seeds 10
+    python -m simulations.benchmarks.membership informed --root FOLDER --seeds 10 --rows 16
     python -m simulations.benchmarks.membership calibration --root FOLDER --seeds 10
     python -m simulations.benchmarks.membership utility --root FOLDER --first 1000 --seeds 3
 
@@ -22,6 +23,7 @@ after 300 steps on images that no client has.
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean as mean_of
@@ -47,6 +49,7 @@ from flwr_leakage.members.statistics import (
     losses,
 )
 from flwr_leakage.metrics import classifier_utility
+from flwr_leakage.operators import sample_gradients
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
 from simulations.benchmarks import lab
@@ -416,6 +419,77 @@ def print_traces(sources: Sources, seeds: range) -> None:
             lab.print_row(case.network, f"{low:g} to {high:g}", int(chosen.sum()), *told)
 
 
+def informed_scores(
+    case: Case, network: nn.Module, members: Batch, others: Batch, seen: Observation
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the scores (R,) of R members and of other records by tests that know all else.
+
+    A test that knows less finds less, but for correlations of the rounding. Each test subtracts the
+    gradients of all samples but the record in question from the update, in double precision, and
+    correlates the rest R with the record's own gradient g: ``Σ w R g / √(Σ w g²)``, large for
+    members. R is the rounding, and the record's part if it is a member. The first scores have one
+    weight w for all numbers. The second have ``w = 1 / (σ² + f²)``, with σ the rounding of the
+    number that is sent, and f² the variance of the rounding in the client's gradient: the mean
+    square of the rounding at those numbers of a weight whose σ is below an eighth of the median.
+    """
+    exact = deepcopy(network).double()
+    gradient_map, rate = mapped(exact), case.rate
+
+    def own(records: Batch, at: int) -> Tensor:
+        one = Batch(records.inputs[at : at + 1].double(), records.targets[at : at + 1])
+        given = gradient_map.params, one, gradient_map.buffers
+        found: Tensor = sample_gradients(gradient_map, *given, list(gradient_map.params))[0]
+        return found / case.count
+
+    total = sum((own(members, at) for at in range(len(members))), torch.zeros(()))
+    sent = ravel({name: seen.update.delta[name] for name in gradient_map.params}).double() / -rate
+    rounding = sent - total
+    after = (ravel(gradient_map.params) - rate * total).float().abs()
+    spacing = torch.nextafter(after, torch.tensor(torch.inf)) - after
+    variance, start = (spacing.double() / rate).square() / 12, 0
+    for weight in gradient_map.params.values():
+        part = slice(start, start + weight.numel())
+        start += weight.numel()
+        fine = (variance[part] < variance[part].median() / 64) & (total[part] != 0)
+        chosen = fine if bool(fine.any()) else torch.ones_like(fine)
+        variance[part] = variance[part] + rounding[part][chosen].square().mean()
+    weights = torch.ones_like(variance), 1 / variance.clamp_min(1e-300)
+    scores = []
+    for records, is_member in ((members, 1.0), (others, 0.0)):
+        found = []
+        for at in range(len(records)):
+            g = own(records, at)
+            energies = [(w * g * g).sum() for w in weights]
+            found.append([
+                ((w * rounding * g).sum() + is_member * energy) / energy.sqrt()
+                for w, energy in zip(weights, energies, strict=True)
+            ])  # fmt: skip
+        scores.append(list(torch.tensor(found).double().unbind(1)))
+    return scores[0], scores[1]
+
+
+def print_informed(sources: Sources, seeds: range, rows: Sequence[int] | None) -> None:
+    """What two tests find that know all other samples of the update, ``informed_scores``."""
+    lab.print_header(
+        "network", "update", "members", "found at 0.1 %, one weight", "at 1 %",
+        "found at 0.1 %, weights by number", "at 1 %", "CPU s",
+    )  # fmt: skip
+    for case in _chosen(ROWS, rows if rows is not None else [16]):
+        images, began = sources(case.network), time.process_time()
+        pools = [Pool(), Pool()]
+        for seed in seeds:
+            network, spec = make(case, images, seed)
+            members, others, _ = split(images, case, spec, seed)
+            members = members[: case.count]
+            seen = released(case, network, members, seed)
+            inside, outside = informed_scores(case, network, members, others, seen)
+            for pool, values, strangers in zip(pools, inside, outside, strict=True):
+                pool.add(-torch.cat([values, strangers]), case.count)
+        found = [pool.found(level) or "–" for pool in pools for level in LEVELS]
+        seconds = (time.process_time() - began) / len(seeds)
+        lab.print_row(case.network, case, case.count * len(seeds), *found, f"{seconds:.1f}")
+
+
 def print_calibration(sources: Sources, seeds: range) -> None:
     """Quantiles of the p-values of 500 records a seed that no client has."""
     lab.print_header(
@@ -512,8 +586,8 @@ def _cosine(
 def main() -> None:
     """Print the table asked for."""
     parser = lab.command(__doc__)
-    tables = ["updates", "defenses", "copies", "labels", "canaries", "traces", "calibration"]
-    tables += ["utility"]
+    tables = ["updates", "defenses", "copies", "labels", "canaries", "traces", "informed"]
+    tables += ["calibration", "utility"]
     parser.add_argument("table", choices=tables)
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=20, help="how many")
@@ -549,6 +623,8 @@ def main() -> None:
         print_canaries(sources, seeds)
     elif arguments.table == "traces":
         print_traces(sources, seeds)
+    elif arguments.table == "informed":
+        print_informed(sources, seeds, arguments.rows)
     elif arguments.table == "utility":
         print_utility(sources, seeds, arguments.rows)
     else:
