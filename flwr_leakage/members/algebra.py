@@ -175,7 +175,7 @@ def rank_by_own_gradient(
     changed = _in_spreads(fits[..., 1], count)
     if _lowest(changed, count) <= CHANGED_P_VALUE:
         return changed[:count], changed[count:], is_foreign, "outer_product"
-    products, norms = gradient_products(flat, [flat.gradient], records)
+    products, norms, _ = gradient_products(flat, [flat.gradient], records)
     cosine = gradient_cosine(products[0], norms, float(ravel(flat.gradient).double().norm()))
     return cosine[:count], cosine[count:], is_foreign, "gradient_cosine"
 

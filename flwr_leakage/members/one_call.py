@@ -56,7 +56,8 @@ def membership(
         schedule: the schedule of local training; one step of all samples by default. It is required
             for parameters before and after.
         statistics: the names of the statistics that may be used: ``row_space``, and with labels
-            ``outer_product``, ``gradient_cosine``, ``gradient_difference`` and ``loss``.
+            ``outer_product``, ``gradient_likelihood``, ``gradient_cosine``, ``gradient_difference``
+            and ``loss``.
         correction: the correction of p-values for the number of records: ``holm`` or
             ``benjamini_hochberg``.
         noise_std: the standard deviation of a defense's noise on the entries of the gradient;

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.members.layers import LayerSpan, agreements, find_spans, leftovers
+from flwr_leakage.members.likelihood import RIDGES as OUTSIDE
+from flwr_leakage.members.likelihood import Reference
 from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
@@ -87,10 +89,13 @@ class Seen:
         problem: the update with its model, parameters and schedule, and BatchNorm by running
             statistics, or by those that follow from the update.
         spans: the row spaces of the layers' updates.
+        members: the indices of those null records that a repeated update was made of; ``None`` for
+            the client's update, which holds none.
     """
 
     problem: Problem
     spans: Sequence[LayerSpan]
+    members: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -172,12 +177,16 @@ def best_alone(
 
 
 def compute_features(
-    seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
+    seen: Sequence[Seen],
+    records: Batch,
+    statistics: Sequence[str],
+    reference: Reference | None = None,
 ) -> list[Features]:
     """Return the statistics of N records for each of several updates (``seen``) of the same
     parameters and buffers, with row spaces of the same layers. What does not depend on the update
     is computed once. ``statistics`` are names: ``row_space``, for which labels do not count,
-    ``outer_product``, ``gradient_cosine``, ``gradient_difference`` and ``loss``.
+    ``outer_product``, ``gradient_likelihood``, ``gradient_cosine``, ``gradient_difference`` and
+    ``loss``. Without a ``reference``, whose records may be ``records``, there is no likelihood.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -205,9 +214,22 @@ def compute_features(
                 for at, level in enumerate(PRODUCT_LEVELS):
                     name = f"{span.name.removesuffix('.weight')}'s product at {level:g}"
                     add(name, -fits[:, :, index, at])
-    if {"gradient_cosine", "gradient_difference"} & set(statistics):
+    likely = reference if "gradient_likelihood" in statistics else None
+    if likely or {"gradient_cosine", "gradient_difference"} & set(statistics):
         gradients = [each.problem.gradient for each in seen]
-        products, norms = gradient_products(problem, gradients, records)
+        is_own = likely is not None and records is likely.records
+        products, norms, sketches = gradient_products(
+            problem, gradients, records, sketched=likely is not None and not is_own
+        )
+        if likely is not None:
+            ratios = likely.compare(
+                gradients,
+                [each.members for each in seen],
+                problem.num_samples,
+                None if is_own else sketches,
+            )
+            for at, ridge in enumerate(OUTSIDE):
+                add(f"gradient_likelihood at {ridge:g}", ratios[:, :, at])
         if "gradient_cosine" in statistics:
             sizes_of = [float(ravel(gradient).double().norm()) for gradient in gradients]
             found = zip(products, sizes_of, strict=True)
@@ -234,6 +256,7 @@ def rehearse(
     generator: torch.Generator,
     noise_std: float = 0.0,
     optimizer: str = "SGD",
+    reference: Reference | None = None,
 ) -> Rehearsal:
     """Return weights of the statistics, from repetitions of a round on the server's records.
 
@@ -251,6 +274,7 @@ def rehearse(
         noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
         optimizer: the name of the client's optimizer, one of
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
+        reference: the gradients of the pool, for the likelihood.
 
     Raises:
         ValueError: the pool is smaller than the number of the update's samples plus 50
@@ -271,7 +295,7 @@ def rehearse(
     outside: list[Tensor] = []
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
-    (usual,) = _compute_each([observed], pool, statistics)
+    (usual,) = _compute_each([observed], pool, statistics, reference)
     size = _signal_size(client, flat, pool, noise_std, optimizer) if noise_std else 1.0
     longest = 0.0
     for wanted in MEMBERS:
@@ -286,10 +310,9 @@ def rehearse(
             shown = replace(shown, gradient=gradient)
             by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
             orders.append(order)
-            seen.append(Seen(shown, [by_name[name] for name in layers]))
-        for values, order in zip(
-            _compute_each(seen, pool, statistics), orders[len(inside) :], strict=True
-        ):
+            seen.append(Seen(shown, [by_name[name] for name in layers], order[:count]))
+        found = _compute_each(seen, pool, statistics, reference)
+        for values, order in zip(found, orders[len(inside) :], strict=True):
             inside.append(values[order[:count]])
             outside.append(values[order[count:]])
         members, strangers = torch.cat(inside), torch.cat(outside)
@@ -356,7 +379,7 @@ def _signal_size(
 
 
 def _compute_each(
-    seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
+    seen: Sequence[Seen], records: Batch, statistics: Sequence[str], reference: Reference | None
 ) -> list[Float[Tensor, "N F"]]:
     """Return the statistics (N, F) of N labelled records in each update, in one pass if all updates
     share buffers.
@@ -364,8 +387,8 @@ def _compute_each(
     if not seen:
         return []
     if seen[0].problem.own_statistics:
-        return [compute_features([each], records, statistics)[0].values for each in seen]
-    return [each.values for each in compute_features(seen, records, statistics)]
+        return [compute_features([each], records, statistics, reference)[0].values for each in seen]
+    return [each.values for each in compute_features(seen, records, statistics, reference)]
 
 
 def _crossed(

@@ -18,6 +18,7 @@ from flwr_leakage.members.algebra import (
     tell_single,
 )
 from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
+from flwr_leakage.members.likelihood import Reference
 from flwr_leakage.members.p_values import benjamini_hochberg, holm, rank_p_values, tail_p_values
 from flwr_leakage.members.rehearsal import (
     LONGEST,
@@ -37,7 +38,14 @@ Evidence = Literal["exact", "statistical", "none"]
 average. ``none``: no statistic that was tried separates members from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
-Statistic = Literal["row_space", "outer_product", "gradient_cosine", "gradient_difference", "loss"]
+Statistic = Literal[
+    "row_space",
+    "outer_product",
+    "gradient_likelihood",
+    "gradient_cosine",
+    "gradient_difference",
+    "loss",
+]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 MIN_NULL = 20
@@ -263,7 +271,8 @@ def examine(
     If the inputs of one step's samples are few enough for a layer's row space to exclude others,
     the row space alone decides (``exact``). Otherwise the statistics are weighted by a rehearsal: a
     repetition of the round on a part of the null records (``statistical``). Records are then ranked
-    among the other null records, so that the choice of weights does not bias the ranks.
+    among the other null records, so that the choice of weights does not bias the ranks. Gradient
+    cosine alone, to which nothing is fitted, ranks them among all null records.
 
     Args:
         problem: the update with its model, and BatchNorm as the client trained.
@@ -439,12 +448,7 @@ def _weigh(
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
-    observed = Seen(flat, emptiest(spans))
-    (usual,) = compute_features([observed], candidates, statistics)
-    if not usual.names:
-        why = "no layer tells, and the labels that other statistics take are not known"
-        empty = torch.zeros(0).double()
-        return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
+    pool, observed = null[:size], Seen(flat, emptiest(spans))
     why = ""
     if mixed:
         why = MIXED
@@ -455,6 +459,14 @@ def _weigh(
         )
     elif problem.schedule.num_steps > STEPS:
         why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
+    reference = None
+    if not why and "gradient_likelihood" in statistics and not problem.own_statistics:
+        reference = Reference.of(flat, pool)
+    (usual,) = compute_features([observed], candidates, statistics, reference)
+    if not usual.names:
+        why = "no layer tells, and the labels that other statistics take are not known"
+        empty = torch.zeros(0).double()
+        return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
     if why:
         why += ", so that nobody knows how well the test finds members here"
         column, name = _first_choice(usual.names, observed)
@@ -464,33 +476,41 @@ def _weigh(
     if noise_std is None and optimizer == "SGD":  # the spectrum of another optimizer's step is full
         std = _told_noise(spans)
     for repeated in dict.fromkeys((optimizer, "Adam")):
-        rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std, repeated)
+        rehearsal = rehearse(
+            problem, observed, pool, statistics, generator, std, repeated, reference
+        )
         if rehearsal.length <= LONGEST:
             break
         why += f"the update is {rehearsal.length:.0f} times as long as {repeated} makes it here; "
-    (others,) = compute_features([observed], null[size:], statistics)
+    cosine = usual.names.index("gradient_cosine") if "gradient_cosine" in usual.names else None
     if rehearsal.length > LONGEST:
-        column, name = _first_choice(usual.names, observed)
-        if "gradient_cosine" in usual.names:
-            column, name = usual.names.index("gradient_cosine"), "gradient_cosine"
+        name = _first_choice(usual.names, observed)[1] if cosine is None else "gradient_cosine"
         why += f"nobody knows how to repeat it, and {name} ranks the records"
-        return usual.values[:, column], others.values[:, column], None, "statistical", name, why
+        (others,) = compute_features([observed], null, statistics)
+        values, null_values = (each.values[:, each.names.index(name)] for each in (usual, others))
+        return values, null_values, None, "statistical", name, why
     if why:
         why += f"{repeated} was repeated; "
-    weights = rehearsal.weights / rehearsal.spread
-    values, null_values = usual.values @ weights, others.values @ weights
     why += (
         f"in a rehearsal on null records, {rehearsal.found} of {rehearsal.members} members lay "
         f"below 99 % of the others (AUC {rehearsal.auc:.2f})"
     )
+    weights = rehearsal.weights / rehearsal.spread
     if not rehearsal.is_clear:
         why += ", which is no better than chance"
-        if not std or "gradient_cosine" not in usual.names:
-            return values, null_values, rehearsal, "none", "no statistic", why
+    if not rehearsal.is_clear and std and cosine is not None:
         why += f"; {NOISY}"
-        column = usual.names.index("gradient_cosine")
-        values, null_values = usual.values[:, column], others.values[:, column]
+        weights = torch.zeros_like(weights)
+        weights[cosine] = 1.0
+    if weights.nonzero().flatten().tolist() == [cosine]:
+        # Nothing was fitted to the pool, so that all null records rank the candidates.
+        (others,) = compute_features([observed], null, ["gradient_cosine"])
+        values, null_values = usual.values[:, cosine], others.values[:, 0]
         return values, null_values, rehearsal, "statistical", "gradient_cosine", why
+    (others,) = compute_features([observed], null[size:], statistics, reference)
+    values, null_values = usual.values @ weights, others.values @ weights
+    if not rehearsal.is_clear:
+        return values, null_values, rehearsal, "none", "no statistic", why
     best = rehearsal.weights.abs().argsort(descending=True)[:3].tolist()
     names = ", ".join(usual.names[index] for index in best)
     name = f"{len(usual.names)} statistics, most by {names}"

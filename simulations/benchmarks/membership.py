@@ -223,7 +223,7 @@ def _add_published(
     problems = [pose(mapped(network), spec, update, ThreatModel()) for update in updates]
     problem, both = problems[0], joined(records, null)
     directions = [each.gradient for each in problems]
-    products, norms = gradient_products(problem, directions, both)
+    products, norms, _ = gradient_products(problem, directions, both)
     lengths = [float(ravel(each).double().norm()) for each in directions]
     cosines = torch.stack(
         [gradient_cosine(row, norms, size) for row, size in zip(products, lengths, strict=True)]
@@ -578,7 +578,7 @@ def _cosine(
 ) -> Tensor:
     """Return gradient cosine's p-values of records."""
     problem = pose(mapped(network), spec, seen, ThreatModel())
-    products, norms = gradient_products(problem, [problem.gradient], joined(records, null))
+    products, norms, _ = gradient_products(problem, [problem.gradient], joined(records, null))
     cosine = gradient_cosine(products[0], norms, float(ravel(problem.gradient).double().norm()))
     return tail_p_values(cosine[: len(records)], cosine[len(records) :])
 

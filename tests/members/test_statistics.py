@@ -38,7 +38,7 @@ def test_statistics_equal_those_of_plain_autograd():
     update = Update(delta, {}, LocalSchedule(0.5, 1, 3), 3)
     seen = Observation(1, 0, gradient_map.params, {}, update)
     problem = pose(gradient_map, SPEC, seen, ThreatModel())
-    products, norms = gradient_products(problem, [problem.gradient], batch)
+    products, norms, _ = gradient_products(problem, [problem.gradient], batch)
     cosine = gradient_cosine(products[0], norms, float(mean.norm()))
     difference = gradient_difference(products[0], norms, 3)
     after = losses(problem, batch, after=True)

@@ -1,0 +1,145 @@
+"""Compare records with an update by the likelihood ratio of their gradients.
+
+The gradients of records are taken for draws of a Gaussian whose covariance comes from records that
+are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
+NeurIPS 2023). The test needs labels, and no layer whose row space tells.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.members.statistics import Sketch, gradient_products
+from flwr_leakage.params import Params, ravel
+from flwr_leakage.records import Batch
+
+RIDGES = (1e-1, 1e-3, 1e-5)
+"""Variances of a gradient outside of the reference's directions, relative to the mean squared
+length of the reference's gradients, among which the rehearsal chooses. On development draws the
+smallest was best for a ConvNet's step, the middle one for local steps, and the largest under
+noise."""
+
+
+def log_likelihood_ratios(
+    along: Float[Tensor, " N"], energies: Float[Tensor, " N"], count: int
+) -> Float[Tensor, " N"]:
+    """Return ``‖g‖²_Σ / (2n) − ⟨g, ḡ⟩_Σ``, small for members, for N records.
+
+    g is a record's gradient, ḡ the update of ``count`` = n samples, and ``⟨a, b⟩_Σ = aᵀΣ⁻¹b`` with
+    the covariance Σ of gradients. If ḡ is Gaussian with the covariance Σ/n, and g moves its mean by
+    g/n, this is the negative logarithm of the ratio of its densities with the record and without
+    it. ``along`` holds ⟨g, ḡ⟩_Σ, and ``energies`` ‖g‖²_Σ.
+
+    Example:
+        >>> log_likelihood_ratios(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), 2).tolist()
+        [-0.5, 0.5]
+    """
+    return energies / (2 * count) - along
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Gradients of R records that are no members, as the Gaussian of all records' gradients.
+
+    Attributes:
+        records: the records, with labels.
+        names: the names of the gradients' parameters, in the order of the model.
+        sketches: (R, D) the sketches of their gradients.
+        gram: (R, R) the inner products of the sketches.
+    """
+
+    records: Batch
+    names: tuple[str, ...]
+    sketches: Float[Tensor, "R D"]
+    gram: Float[Tensor, "R R"]
+
+    @classmethod
+    def of(cls, problem: Problem, records: Batch) -> "Reference":
+        """Return the reference of ``records``, at the parameters and buffers of an update."""
+        found = gradient_products(problem, [problem.gradient], records, sketched=True).sketches
+        names = tuple(name for name in problem.params if name in problem.gradient)
+        return cls(records, names, found, found @ found.T)
+
+    def compare(
+        self,
+        updates: Sequence[Params],
+        members: Sequence[Int[Tensor, " M"] | None],
+        count: int,
+        sketches: Float[Tensor, "N D"] | None,
+    ) -> Float[Tensor, "V N L"]:
+        """Return the log-likelihood ratios of N records in V updates, for each of L ridges.
+
+        With N (R, D) the reference's sketches, the covariance is ``(NᵀN + ρI)/R`` about zero, so
+        that ``Σ⁻¹x = x − Nᵀ(NNᵀ + ρI)⁻¹Nx`` up to a factor (Woodbury), which is left out. The mean
+        is not subtracted, as all but one of the reference's gradients would then give the last. A
+        record of the reference itself is compared with the others alone.
+
+        Args:
+            updates: the pseudo-gradients of V updates.
+            members: the indices of those records of the reference that were in each update, which
+                do not count as its reference; ``None`` if there are none.
+            count: the number of samples of an update.
+            sketches: the sketches of the records; ``None`` for those of the reference itself.
+        """
+        vectors = torch.stack([ravel({k: one[k] for k in self.names}) for one in updates])
+        each = []
+        shortened = Sketch(vectors.shape[1])(vectors)
+        for update, inside in zip(shortened, members, strict=True):
+            known = torch.ones(len(self.gram), dtype=torch.bool)
+            if inside is not None:
+                known[inside] = False
+            along = self.sketches @ update
+            if sketches is None:
+                values = torch.empty(len(self.gram), len(RIDGES), dtype=torch.float64)
+                values[~known] = self._others(
+                    self.gram[~known][:, known], self.gram.diagonal()[~known], along[~known],
+                    known, along, count,
+                )  # fmt: skip
+                values[known] = self._left_out(known, along, count)
+            else:
+                cross = sketches @ self.sketches[known].T
+                values = self._others(
+                    cross, sketches.square().sum(1), sketches @ update, known, along, count
+                )
+            each.append(values)
+        return torch.stack(each)
+
+    def _inverses(self, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) of the known records and ρ (L,) for each ridge."""
+        gram = self.gram[known][:, known]
+        ridges = torch.tensor(RIDGES).double() * gram.diagonal().mean().clamp_min(1e-300)
+        unit = torch.eye(len(gram), dtype=torch.float64)
+        return torch.linalg.inv(gram + ridges[:, None, None] * unit), ridges
+
+    def _others(
+        self,
+        cross: Float[Tensor, "N K"],
+        energies: Float[Tensor, " N"],
+        along: Float[Tensor, " N"],
+        known: Tensor,
+        of_known: Float[Tensor, " R"],
+        count: int,
+    ) -> Float[Tensor, "N L"]:
+        """Return the ratios of N records that are not among the K known ones, given their inner
+        products with these, with themselves and with the update.
+        """
+        inverses, _ = self._inverses(known)
+        weights = cross @ inverses
+        left = energies - (weights * cross).sum(2)
+        return log_likelihood_ratios(along - weights @ of_known[known], left.clamp_min(0), count).T
+
+    def _left_out(
+        self, known: Tensor, along: Float[Tensor, " R"], count: int
+    ) -> Float[Tensor, "K L"]:
+        """Return the ratios of the known records, each without itself among the known. With ``Q =
+        (NNᵀ + ρI)⁻¹`` the unexplained part of record i has the product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an
+        update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur complement).
+        """
+        inverses, ridges = self._inverses(known)
+        own = inverses.diagonal(dim1=1, dim2=2)
+        left = (1 / own - ridges[:, None]).clamp_min(0)
+        return log_likelihood_ratios((inverses @ along[known]) / own, left, count).T
