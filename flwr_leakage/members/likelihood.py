@@ -46,13 +46,11 @@ class Reference:
     """Gradients of R records that are no members, as the Gaussian of all records' gradients.
 
     Attributes:
-        records: the records, with labels.
         names: the names of the gradients' parameters, in the order of the model.
         sketches: (R, D) the sketches of their gradients.
         gram: (R, R) the inner products of the sketches.
     """
 
-    records: Batch
     names: tuple[str, ...]
     sketches: Float[Tensor, "R D"]
     gram: Float[Tensor, "R R"]
@@ -62,7 +60,7 @@ class Reference:
         """Return the reference of ``records``, at the parameters and buffers of an update."""
         found = gradient_products(problem, [problem.gradient], records, sketched=True).sketches
         names = tuple(name for name in problem.params if name in problem.gradient)
-        return cls(records, names, found, found @ found.T)
+        return cls(names, found, found @ found.T)
 
     def compare(
         self,

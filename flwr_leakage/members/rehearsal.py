@@ -181,12 +181,14 @@ def compute_features(
     records: Batch,
     statistics: Sequence[str],
     reference: Reference | None = None,
+    rows: slice | None = None,
 ) -> list[Features]:
     """Return the statistics of N records for each of several updates (``seen``) of the same
     parameters and buffers, with row spaces of the same layers. What does not depend on the update
     is computed once. ``statistics`` are names: ``row_space``, for which labels do not count,
     ``outer_product``, ``gradient_likelihood``, ``gradient_cosine``, ``gradient_difference`` and
-    ``loss``. Without a ``reference``, whose records may be ``records``, there is no likelihood.
+    ``loss``. Without a ``reference`` there is no likelihood. If the records are some of the
+    reference, ``rows`` says which.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -217,17 +219,16 @@ def compute_features(
     likely = reference if "gradient_likelihood" in statistics else None
     if likely or {"gradient_cosine", "gradient_difference"} & set(statistics):
         gradients = [each.problem.gradient for each in seen]
-        is_own = likely is not None and records is likely.records
         products, norms, sketches = gradient_products(
-            problem, gradients, records, sketched=likely is not None and not is_own
+            problem, gradients, records, sketched=likely is not None and rows is None
         )
         if likely is not None:
-            ratios = likely.compare(
-                gradients,
-                [each.members for each in seen],
-                problem.num_samples,
-                None if is_own else sketches,
-            )
+            inside = [each.members for each in seen]
+            count = problem.num_samples
+            if rows is None:
+                ratios = likely.compare(gradients, inside, count, sketches)
+            else:
+                ratios = likely.compare(gradients, inside, count, None)[:, rows]
             for at, ridge in enumerate(OUTSIDE):
                 add(f"gradient_likelihood at {ridge:g}", ratios[:, :, at])
         if "gradient_cosine" in statistics:
@@ -274,7 +275,7 @@ def rehearse(
         noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
         optimizer: the name of the client's optimizer, one of
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
-        reference: the gradients of the pool, for the likelihood.
+        reference: the gradients of null records, for the likelihood; the first are the pool's.
 
     Raises:
         ValueError: the pool is smaller than the number of the update's samples plus 50
@@ -295,7 +296,8 @@ def rehearse(
     outside: list[Tensor] = []
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
-    (usual,) = _compute_each([observed], pool, statistics, reference)
+    rows = slice(len(pool)) if reference else None
+    (usual,) = _compute_each([observed], pool, statistics, reference, rows)
     size = _signal_size(client, flat, pool, noise_std, optimizer) if noise_std else 1.0
     longest = 0.0
     for wanted in MEMBERS:
@@ -311,7 +313,7 @@ def rehearse(
             by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
             orders.append(order)
             seen.append(Seen(shown, [by_name[name] for name in layers], order[:count]))
-        found = _compute_each(seen, pool, statistics, reference)
+        found = _compute_each(seen, pool, statistics, reference, rows)
         for values, order in zip(found, orders[len(inside) :], strict=True):
             inside.append(values[order[:count]])
             outside.append(values[order[count:]])
@@ -379,7 +381,11 @@ def _signal_size(
 
 
 def _compute_each(
-    seen: Sequence[Seen], records: Batch, statistics: Sequence[str], reference: Reference | None
+    seen: Sequence[Seen],
+    records: Batch,
+    statistics: Sequence[str],
+    reference: Reference | None,
+    rows: slice | None,
 ) -> list[Float[Tensor, "N F"]]:
     """Return the statistics (N, F) of N labelled records in each update, in one pass if all updates
     share buffers.
@@ -387,8 +393,12 @@ def _compute_each(
     if not seen:
         return []
     if seen[0].problem.own_statistics:
-        return [compute_features([each], records, statistics, reference)[0].values for each in seen]
-    return [each.values for each in compute_features(seen, records, statistics, reference)]
+        each_alone = [
+            compute_features([each], records, statistics, reference, rows) for each in seen
+        ]
+        return [features.values for (features,) in each_alone]
+    found = compute_features(seen, records, statistics, reference, rows)
+    return [features.values for features in found]
 
 
 def _crossed(

@@ -461,7 +461,7 @@ def _weigh(
         why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
     reference = None
     if not why and "gradient_likelihood" in statistics and not problem.own_statistics:
-        reference = Reference.of(flat, pool)
+        reference = Reference.of(flat, null)
     (usual,) = compute_features([observed], candidates, statistics, reference)
     if not usual.names:
         why = "no layer tells, and the labels that other statistics take are not known"
@@ -507,7 +507,8 @@ def _weigh(
         (others,) = compute_features([observed], null, ["gradient_cosine"])
         values, null_values = usual.values[:, cosine], others.values[:, 0]
         return values, null_values, rehearsal, "statistical", "gradient_cosine", why
-    (others,) = compute_features([observed], null[size:], statistics, reference)
+    rest = slice(size, None) if reference else None
+    (others,) = compute_features([observed], null[size:], statistics, reference, rest)
     values, null_values = usual.values @ weights, others.values @ weights
     if not rehearsal.is_clear:
         return values, null_values, rehearsal, "none", "no statistic", why

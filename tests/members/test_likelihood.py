@@ -27,7 +27,7 @@ def gradients(model, batch):
 def reference_of(model, records):
     rows = gradients(model, records)
     names = tuple(name for name, _ in model.named_parameters())
-    return Reference(records, names, rows, rows @ rows.T), rows
+    return Reference(names, rows, rows @ rows.T), rows
 
 
 def by_density(row, update, others, ridge, count):
