@@ -436,9 +436,9 @@ EXPLAINED = 0.5
 answer explains most of an update: beyond it more than half of the update has another cause."""
 
 
-def unexplained(index: Index) -> dict[Place, float]:
+def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
     """Return, by (round, client), the distance ‖g(x̂) − g*‖² / ‖g*‖² between the gradient g(x̂) of
-    the attack's answer x̂ and the observed g*, for the updates where it is above ``EXPLAINED``. An
+    the attack's answer x̂ and the observed g*, for the updates where it is larger than ``above``. An
     answer that reproduces an update to within a defense's noise is left out.
     """
     told = index.series("attack", "objective").items()
@@ -446,7 +446,7 @@ def unexplained(index: Index) -> dict[Place, float]:
         key[:2]: record.value
         for key, record in told
         if record.value is not None
-        and record.value > EXPLAINED
+        and record.value > above
         and _CHOSEN.search(record.note)
         and not _solved(record.note)
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from flwr_leakage.capture import TOLERANCE
 from flwr_leakage.measurements import KEPT_FOR_LATER
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
@@ -141,7 +142,12 @@ def worth(
         _unexplained(unexplained(index).keys() - replayed.same.keys() - wrong, metadata, of),
         _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
         _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of),
-    ]
+        _missed(
+            graded & replayed.same.keys() & unexplained(index, TOLERANCE**2).keys()
+            - (ended(index, found) | wrong | fate.unanswered.keys()),
+            index, metadata, of,
+        ),
+    ]  # fmt: skip
     doubts = [doubt for doubt in doubts if doubt.places]
     unsure = {place: doubt.told for doubt in reversed(doubts) for place in doubt.places}
     sure = attacked - unsure.keys()
@@ -436,6 +442,24 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
         "Compare what clients do with what the attack assumes: optimizer, learning rate, steps, "
         "loss. An update of another optimizer than SGD, such as Adam, is explained by no attack "
         "here; a trial run of the same training by SGD can be tested.",
+    )
+
+
+def _missed(
+    places: Collection[Place], index: Index, metadata: Mapping[str, Any], of: _Of
+) -> _Doubt:
+    """Return, as a reason for doubt, that the attack ended by itself with an answer that does not
+    reproduce the updates ``places`` as closely as the replay of their training does, although no
+    defense changed them. No update is named if ``metadata`` tells of a defense. ``of`` returns
+    words such as ``2 of 3 attacked updates``.
+    """
+    return _Doubt(
+        () if is_defended(metadata) else places,
+        f"the attack found nothing that explains {of(places)}, though the {index.sample.many} do",
+        f"Without a defense an update is explained by its {index.sample.many}, to rounding, and "
+        f"the attack’s answer does not explain it: the search failed, which says nothing of what "
+        f"the update holds. Treat such updates as open to a better attack, or protect them by "
+        f"differential privacy or secure aggregation.",
     )
 
 

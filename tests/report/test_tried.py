@@ -359,6 +359,29 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     assert "no reason to stop" in answer and "does not explain the update" in verdict.head[0]
 
 
+def test_an_attack_that_ends_far_from_what_a_client_trained_clears_nothing(tmp_path):
+    passed = LeakageRecord("r", 1, 0, -1, "check", "replay_passed", 1.0)
+    both = [replace(passed, client_id=client) for client in (0, 1)]
+
+    def replayed(folder, *outcomes, distance=0.04):
+        data = audited(tmp_path / folder, *outcomes, distance=distance)
+        return replace(data, records=(*data.records, *both))
+
+    verdict, answer, steps, _ = told(replayed("missed", "found", "found"))
+    assert verdict.level == "unknown" and answer == (
+        "This run cannot say: no image was recovered, but the attack found nothing that explains "
+        "all 2 attacked updates, though the images do. That is no sign of safety."
+    )
+    assert "the search failed" in steps["Do"].text
+    assert told(replayed("met", "found", "found", distance=1e-9))[0].level == "quiet"
+    assert told(replayed("noised", "found", "found"), defense="gaussian")[0].level == "quiet"
+    # Time stays the only reason where it ended the attack. Without a replay nobody knows the cause.
+    stopped = told(replayed("stopped", "stopped", "stopped"))[1]
+    assert "time limit" in stopped and "though the images do" not in stopped
+    alone = audited(tmp_path / "alone", "found", "found", distance=0.04)
+    assert told(alone)[0].level == "quiet"
+
+
 def test_adam_is_not_explained_by_plain_steps(tmp_path):
     gradient_map, private = (
         GradientMap(network()),
