@@ -41,6 +41,11 @@ def log_likelihood_ratios(
     return energies / (2 * count) - along
 
 
+LARGEST_REFERENCE = 600
+"""Null records that make a reference, unless a rehearsal takes more. The cost grows with the cube
+of their number."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """Gradients of R records that are no members, as the Gaussian of all records' gradients.

@@ -63,6 +63,9 @@ LONGEST = 8.0
 120 development draws of two networks, untrained and trained, clients of SGD reached 5.7, those with
 samples of one class included. On 120 draws of Adam the number was 11 to 811 if SGD was repeated."""
 
+TOGETHER = 512
+"""Records whose gradients' sketches are held at a time, of a quarter of a MiB each."""
+
 POOL = 300
 """Null records that a rehearsal takes; more only for larger updates."""
 
@@ -190,6 +193,16 @@ def compute_features(
     ``loss``. Without a ``reference`` there is no likelihood. If the records are some of the
     reference, ``rows`` says which.
     """
+    likely = reference if "gradient_likelihood" in statistics else None
+    if likely and rows is None and len(records) > TOGETHER:
+        starts = range(0, len(records), TOGETHER)
+        parts = [
+            compute_features(seen, records[at : at + TOGETHER], statistics, likely) for at in starts
+        ]
+        return [
+            Features(each[0].names, torch.cat([part.values for part in each]))
+            for each in zip(*parts, strict=True)
+        ]
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
     problem = seen[0].problem
@@ -216,7 +229,6 @@ def compute_features(
                 for at, level in enumerate(PRODUCT_LEVELS):
                     name = f"{span.name.removesuffix('.weight')}'s product at {level:g}"
                     add(name, -fits[:, :, index, at])
-    likely = reference if "gradient_likelihood" in statistics else None
     if likely or {"gradient_cosine", "gradient_difference"} & set(statistics):
         gradients = [each.problem.gradient for each in seen]
         products, norms, sketches = gradient_products(

@@ -18,7 +18,7 @@ from flwr_leakage.members.algebra import (
     tell_single,
 )
 from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
-from flwr_leakage.members.likelihood import Reference
+from flwr_leakage.members.likelihood import LARGEST_REFERENCE, Reference
 from flwr_leakage.members.p_values import benjamini_hochberg, holm, rank_p_values, tail_p_values
 from flwr_leakage.members.rehearsal import (
     LONGEST,
@@ -461,7 +461,7 @@ def _weigh(
         why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
     reference = None
     if not why and "gradient_likelihood" in statistics and not problem.own_statistics:
-        reference = Reference.of(flat, null)
+        reference = Reference.of(flat, null[: max(size, LARGEST_REFERENCE)])
     (usual,) = compute_features([observed], candidates, statistics, reference)
     if not usual.names:
         why = "no layer tells, and the labels that other statistics take are not known"
@@ -507,9 +507,14 @@ def _weigh(
         (others,) = compute_features([observed], null, ["gradient_cosine"])
         values, null_values = usual.values[:, cosine], others.values[:, 0]
         return values, null_values, rehearsal, "statistical", "gradient_cosine", why
-    rest = slice(size, None) if reference else None
-    (others,) = compute_features([observed], null[size:], statistics, reference, rest)
-    values, null_values = usual.values @ weights, others.values @ weights
+    known = len(reference.gram) if reference else size
+    parts = [(null[size:known], slice(size, None)), (null[known:], None)]
+    null_values = torch.cat([
+        compute_features([observed], part, statistics, reference, rows)[0].values @ weights
+        for part, rows in parts
+        if len(part)
+    ])  # fmt: skip
+    values = usual.values @ weights
     if not rehearsal.is_clear:
         return values, null_values, rehearsal, "none", "no statistic", why
     best = rehearsal.weights.abs().argsort(descending=True)[:3].tolist()

@@ -96,3 +96,24 @@ def test_a_convolution_whose_patches_fill_its_rows_shows_its_samples_by_the_like
         p = membership(model, change, records, **told, statistics=statistics).p_values
         auc[len(statistics)] = float((p[:12, None] < p[None, 12:]).double().mean())
     assert auc[4] > auc[3] + 0.05
+
+
+def test_null_records_beyond_the_reference_rank_as_those_in_it(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
+    members, null = data(0, 12), data(1, 400)
+    members = Batch(members.inputs.float(), members.targets)
+    null = Batch(null.inputs.float(), null.targets)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    F.cross_entropy(model(members.inputs), members.targets).backward()
+    after = {k: v.detach() - 0.1 * v.grad for k, v in model.named_parameters()}
+    told = {"spec": SPEC, "null": null, "num_examples": 12, "optimizer": "Adam"}
+    told |= {"schedule": LocalSchedule(0.1, 1, 12)}
+    found = []
+    for size, together in ((600, 512), (300, 5)):
+        monkeypatch.setattr("flwr_leakage.members.verdict.LARGEST_REFERENCE", size)
+        monkeypatch.setattr("flwr_leakage.members.rehearsal.TOGETHER", together)
+        found.append(membership(model, ParameterChange(before, after), members, **told))
+    assert found[0].null_size == found[1].null_size == 200
+    # Either reference leads to much the same ranks.
+    assert float((found[0].rank_p_values - found[1].rank_p_values).abs().mean()) < 0.1
