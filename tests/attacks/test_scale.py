@@ -104,6 +104,20 @@ def test_the_samples_of_a_clipped_batch_tell_its_factor(images, factor):
     assert f"scaled by {factor:.3g}" in chosen.summary
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(0.5, "proven"), (2.0, "plausible")])
+def test_features_of_an_update_larger_than_a_step_makes_it_are_not_proven(images, factor, verdict):
+    # Two steps that are told as one give twice the update, and means of features over both.
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 4, 3, 2, 1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(64, 120), nn.ReLU(), nn.Linear(120, 4)),
+    )
+    (found,) = ExactBatch()(job(network, images[:3], factor))
+    assert found.batch is None and found.stats["scale"] == pytest.approx(factor, rel=1e-3)
+    assert verdict in found.stats["verdicts"]
+    assert (factor < 1) is ("proven" in found.stats["verdicts"])
+
+
 def test_a_plain_batch_has_no_factor(images):
     (found,) = ExactBatch()(job(mlp(), images[:4], 1.0))
     assert "scale" not in found.stats and found.stats["verdicts"] == ("proven",) * 4
