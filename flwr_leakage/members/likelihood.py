@@ -25,9 +25,10 @@ noise."""
 
 
 def log_likelihood_ratios(
-    along: Float[Tensor, " N"], energies: Float[Tensor, " N"], count: int
-) -> Float[Tensor, " N"]:
-    """Return ``‖g‖²_Σ / (2n) − ⟨g, ḡ⟩_Σ``, small for members, for N records.
+    along: Float[Tensor, "... N"], energies: Float[Tensor, "... N"], count: int
+) -> Float[Tensor, "... N"]:
+    """Return ``‖g‖²_Σ / (2n) − ⟨g, ḡ⟩_Σ``, small for members, for N records in
+    the last axis.
 
     g is a record's gradient, ḡ the update of ``count`` = n samples, and ``⟨a, b⟩_Σ = aᵀΣ⁻¹b`` with
     the covariance Σ of gradients. If ḡ is Gaussian with the covariance Σ/n, and g moves its mean by
