@@ -19,16 +19,15 @@ from flwr_leakage.records import Batch
 
 RIDGES = (1e-1, 1e-3, 1e-5)
 """Variances of a gradient outside of the reference's directions, relative to the mean squared
-length of the reference's gradients, among which the rehearsal chooses. On development draws the
-smallest was best for a ConvNet's step, the middle one for local steps, and the largest under
-noise."""
+length of the reference's gradients, among which the rehearsal chooses. On four development draws
+each the smallest found most in a ConvNet's step, and the middle one after local steps and of texts;
+the largest is for noise, where they were not compared."""
 
 
 def log_likelihood_ratios(
     along: Float[Tensor, "... N"], energies: Float[Tensor, "... N"], count: int
 ) -> Float[Tensor, "... N"]:
-    """Return ``‖g‖²_Σ / (2n) − ⟨g, ḡ⟩_Σ``, small for members, for N records in
-    the last axis.
+    """Return ``‖g‖²_Σ / (2n) − ⟨g, ḡ⟩_Σ``, small for members, for N records in the last axis.
 
     g is a record's gradient, ḡ the update of ``count`` = n samples, and ``⟨a, b⟩_Σ = aᵀΣ⁻¹b`` with
     the covariance Σ of gradients. If ḡ is Gaussian with the covariance Σ/n, and g moves its mean by
