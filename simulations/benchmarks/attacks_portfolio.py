@@ -169,8 +169,8 @@ def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
         "case", "seed", "strongest, dB", "CPU s", "chosen", "best own preset", "dB", "difference",
         "breaching's best", "dB", "difference",
     )  # fmt: skip
-    complete = 0
     below = {"own presets": 0, "breaching": 0}
+    compared = dict.fromkeys(below, 0)
     for case, seed in sorted(
         {(row["case"], row["seed"]) for row in rows}, key=lambda at: (EVERY.index(at[0]), at[1])
     ):
@@ -181,13 +181,13 @@ def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
         solved = own["psnr"] >= CAP
         if not solved and not all(name in each for name in names):
             continue
-        complete += 1
         chosen = own["said"].partition(" chosen")[0] + (", budget spent" if own["stopped"] else "")
         cells = [case, str(seed), f"{own['psnr']:.1f}", f"{own['cpu_seconds']:.1f}", chosen]
         peers = [each[name] for name in names if name.startswith("breaching:") and name in each]
         others = [each[n] for n in names if not n.startswith("breaching:") and n in each]
         for whose, group in zip(below, (others, peers), strict=True):
             ran = [row for row in group if row["psnr"]]
+            compared[whose] += bool(solved or ran)
             if solved or not ran:
                 cells += ["not run", "", ""]
                 continue
@@ -198,7 +198,7 @@ def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
             cells.append(f"{difference:+.1f}")
         lab.print_row(*cells)
     for whose, number in below.items():
-        print(f"\n{number} of {complete} draws more than 0.5 dB below the best of {whose}.")
+        print(f"\n{number} of {compared[whose]} draws more than 0.5 dB below the best of {whose}.")
 
 
 def main() -> None:
