@@ -27,6 +27,9 @@ that is yet to come."""
 NOT_TESTED = "candidates were not tested"
 """Begins the event that tells why given records were not tested for membership."""
 
+ENDED_EARLY = "the run ended early"
+"""Begins the message of the event that tells what ended a run before its last round."""
+
 KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
 

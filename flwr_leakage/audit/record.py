@@ -186,12 +186,12 @@ class Recorder:
         others on average, and 0 if the test says nothing. Its note tells the reason and the source
         of the null samples, which cannot be members. The power is the share of members that the
         test found, at 1 % of false alarms, when the round was repeated on null samples. The p-value
-        of a candidate whose statistic is below those of all null samples is recorded as an upper
-        bound. ``is_member`` tells the truth for each candidate, ``None`` outside of simulations;
-        ``where`` is (round, client id).
+        of a candidate whose statistic is below those of all null samples is marked: as ``tail`` if
+        a fitted tail gives it, else as an upper bound. ``is_member`` tells the truth for each
+        candidate, ``None`` outside of simulations; ``where`` is (round, client id).
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
-        null = f"{made.null_size} null records ({made.null_origin})"
+        null = f"{made.null_size} null records (described as “{made.null_origin}”)"
         note = f"{made.evidence}, by {made.statistic}: {made.reason}; {null}"
         self._number(where, -1, "membership", "membership_evidence", strength, note=note)
         if made.rehearsal is not None:
@@ -207,7 +207,7 @@ class Recorder:
                     where, sample, "membership", f"membership_{name}",
                     None if says_nothing else value, "1", "larger is safer", told, state=state,
                 )  # fmt: skip
-            for name in ("exact", "composite", "silent"):
+            for name in ("exact", "composite", "silent", "tail"):
                 if bool(getattr(made, f"is_{name}")[sample]):
                     self._number(where, sample, "membership", f"membership_{name}", 1.0, note=told)
             if is_member is not None:

@@ -34,6 +34,7 @@ from flwr_leakage.flower.part import Part, Variates, change_made, observation_of
 from flwr_leakage.flower.replies import MAX_EXAMPLES
 from flwr_leakage.flower.undisturbed import guarded, random_states_kept
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.measurements import ENDED_EARLY
 from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 
@@ -430,7 +431,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         trace: TracebackType | None,
     ) -> None:
         if error is not None and self.finish.alive:
-            message = f"the run ended early: {type(error).__name__}: {error}"
+            message = f"{ENDED_EARLY}: {type(error).__name__}: {error}"
             guarded(self.audit, 0, self.audit.error, 0, message)
         self.close()
 

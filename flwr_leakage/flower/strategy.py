@@ -22,6 +22,7 @@ from flwr_leakage.flower.replies import Layout, Needs, Sent
 from flwr_leakage.flower.round_view import RoundView, Seen
 from flwr_leakage.flower.undisturbed import guarded, seeded_sampling, sigterm_unwinds
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.measurements import ENDED_EARLY
 
 P = ParamSpec("P")
 BadReplies = Literal["pass", "drop"]
@@ -94,7 +95,7 @@ class HonestButCurious(Strategy):
                 result: Result = self.strategy.start(*args, **kwargs)
         except BaseException as error:
             now, message = self._training.server_round, f"{type(error).__name__}: {error}"
-            self._guarded(now, self.audit.error, now, f"the run ended early: {message}")
+            self._guarded(now, self.audit.error, now, f"{ENDED_EARLY}: {message}")
             raise
         if not self._observed_rounds:
             message = (

@@ -149,6 +149,13 @@ class Membership:
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
 
+    @property
+    def is_tail(self) -> Bool[Tensor, " C"]:
+        """Return booleans, true for records whose p-value is that of the fitted tail, as their
+        statistic is below those of all null records.
+        """
+        return self.p_values < self.rank_p_values
+
     def says(self, record: int, level: float = 0.01) -> str:
         """Return the finding on one record in words, such as "was in the update, by algebra (…)".
 

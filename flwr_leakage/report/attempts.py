@@ -278,6 +278,9 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
     rounds.
     """
     attacked_rounds = {server_round for server_round, _ in fate.attacked}
+    left_alone = {
+        (client, why) for (when, client), why in fate.spared.items() if when in attacked_rounds
+    }
     resting: dict[str, set[int]] = defaultdict(set)
     clients_by_reason: dict[str, set[int]] = defaultdict(set)
     sizes_by_reason: dict[str, set[int]] = defaultdict(set)
@@ -286,7 +289,11 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
         if too_many:
             sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
             clients_by_reason[too_many[2]].add(client)
-        elif attacked_rounds and server_round not in attacked_rounds:
+        elif (
+            attacked_rounds
+            and server_round not in attacked_rounds
+            and (client, reason) not in left_alone
+        ):
             resting[reason].add(server_round)
         else:
             clients_by_reason[reason].add(client)

@@ -23,6 +23,10 @@ LEVEL = 0.01
 """Corrected p-values up to this count as found: of runs without any of the candidates, at most one
 in a hundred finds one."""
 
+FORGED = "2 of 912 records that were mixed or made from an update to deceive, in measurements"
+"""The mixtures and records made from an update that algebra called used, of all those measured: the
+table on candidates that somebody made, in ``simulations/benchmarks/results/membership.md``."""
+
 SMALLEST = 1e-6
 """p-values below this are not told apart: some hundreds of null records support no more."""
 
@@ -69,6 +73,7 @@ class _Candidate:
         exact_in: the number of updates that provably contain the record, by algebra.
         is_unresolved: whether its statistic in that update is beyond those of all null records
             (which cannot be members), so that the p-value is only an upper bound.
+        is_tail: whether the p-value is that of a tail that was fitted to the null records.
         is_composite: whether its gradient is a linear combination of those of that update's
             samples, without being among them, and no update contains it by algebra.
         is_silent: whether the record would change that update by less than its rounding.
@@ -81,6 +86,7 @@ class _Candidate:
     client_id: int
     exact_in: int
     is_unresolved: bool
+    is_tail: bool
     is_composite: bool
     is_silent: bool
     used: bool | None
@@ -111,11 +117,13 @@ def membership_section(index: Index) -> MembershipSection | None:
     sentences = [f"The server tested {tested}: of {whose} in {rounds}. {apart} {found_told}"]
     if called:
         sentences.append(
-            "The test compares each record with null records, which the server assumes that no "
-            "client used. If they are like the tested ones, and their tail is as it was fitted, at "
-            "most one run in a hundred finds any record by chance that was not used. Chance is not "
-            "the only error. What statistics find may be a near copy of a used record, such as a "
-            "crop or the next frame of a film, or a record that somebody made from the update."
+            "The test compares each record with null records. The server assumes that no client "
+            "used these and that the tested records are like them: one that differs, as by its "
+            "device or its class, may be found without being used. If both hold, and the tail of "
+            "the null records is as it was fitted, chance finds an unused record in at most one of "
+            "a hundred such runs. Chance is not the only error. What statistics find may be a near "
+            "copy of a used record, such as a crop or the next frame of a film, or a record that "
+            "somebody made from the update."
         )
     forgeable = any(FORGEABLE in record.note for record in evidence.values())
     if called and forgeable:
@@ -144,26 +152,23 @@ def membership_section(index: Index) -> MembershipSection | None:
     (*_, (place, last)) = evidence.items()
     where = f"{who(place[1])} in round {place[0]}" if place[1] >= 0 else f"round {place[0]}"
     notes = (
-        "The rows are sorted by p. A record's number is its place in what the server was given, "
-        "from 0 on.",
+        "Records found by algebra come first, then the rows are sorted by p. A record's number is "
+        "its place in what the server was given, from 0 on.",
         f"p is corrected for all records and updates. A record counts as found where it is at most "
         f"{LEVEL:g}. With p as the limit, at most that "
         f"share of runs would find any record that was not used. It is not the chance that the "
-        f"verdict is wrong, and a large p does not show that the record was not used. Where a "
-        f"record is beyond all null records, p is that of a fitted tail, whose order of magnitude "
-        f"may be wrong, and a verdict by statistics then rests on this tail.",
+        f"verdict is wrong, and a large p does not show that the record was not used. A p “of a "
+        f"fitted tail” is of a record beyond all null records: its order of magnitude may be "
+        f"wrong, and a verdict by statistics then rests on this tail.",
         "Most clearly in: by algebra, an update that holds the record; by statistics, the update "
-        "with the smallest p, and no number says which client used it. Others may hold it too.",
+        "with the smallest p, which does not show whose record it is. Others may hold it too.",
         *_by_algebra(exact_in, forgeable),
         f"For statisticians, how the last update was tested ({where}): "
         f"{last.note.removesuffix('.')}.",
     )
     truth = any(each.used is not None for each in found)
     columns = ("record", "verdict", "p, corrected", "most clearly in", *(["was used"] * truth))
-    rows = tuple(
-        _row(each, truth)
-        for each in sorted(found, key=lambda c: (2.0 if c.p_value is None else c.p_value, c.sample))
-    )
+    rows = tuple(_row(each, truth) for each in sorted(found, key=_order))
     texts = ("verdict", "most clearly in")
     return MembershipSection(
         len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts)
@@ -178,8 +183,8 @@ def _told(called: int, exact: int) -> str:
         return "It found none of them used."
     likely, told = called - exact, []
     if exact:
-        copies = "a scaled copy of it, was" if exact == 1 else "scaled copies of them, were"
-        told.append(f"{count(exact, 'record')}, or {copies} used, by algebra")
+        copies = "an equal copy of it, was" if exact == 1 else "equal copies of them, were"
+        told.append(f"{exact if exact > 1 else 'one'} of them, or {copies} used, by algebra")
     if likely:
         told.append(f"of {likely} {'more ' * bool(exact)}the record or a near copy probably was")
     if likely:
@@ -196,9 +201,9 @@ def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str
     if not updates:
         return []
     told = (
-        "the record's own gradient is in the update up to rounding, and no null record's is. Only "
-        "a copy that the tested layers cannot tell from it passes as well, such as the image "
-        "scaled by a factor; other records that somebody made from the update do not"
+        "the record's own gradient is in the update up to rounding, and no null record's is. A "
+        "copy that is equal for the tested layers passes as well, such as the image scaled by a "
+        f"factor, and so did {FORGED}"
     )
     if forgeable:
         told = (
@@ -206,6 +211,12 @@ def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str
             "records up to rounding, as no null record's are"
         )
     return [f"Only the updates of {_places(updates)} could be tested by algebra: {told}."]
+
+
+def _order(each: _Candidate) -> tuple[bool, float, int]:
+    """Return a key by which records found by algebra come first, and then those of small p."""
+    p = 2.0 if each.p_value is None else each.p_value
+    return not (each.is_found and each.exact_in), p, each.sample
 
 
 def _places(updates: Sequence[tuple[int, int]]) -> str:
@@ -226,6 +237,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
     truth = index.series("membership", "membership_truth")
     composite = index.series("membership", "membership_composite")
     silent = index.series("membership", "membership_silent")
+    tail = index.series("membership", "membership_tail")
 
     def p_at(key: Key) -> float | None:
         value = corrected[key].value
@@ -247,6 +259,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
                 client_id=best[1],
                 exact_in=times,
                 is_unresolved=corrected[best].state == "upper bound",
+                is_tail=best in tail,
                 is_composite=best in composite and not times,
                 is_silent=best in silent,
                 used=any(held) if held else None,
@@ -332,8 +345,12 @@ def _judged(found: list[_Candidate]) -> list[str]:
     ]
 
 
-def _p_told(p: float | None) -> str:
-    return "below one in a million" if p is not None and p < SMALLEST else number(p, 2)
+def _p_told(each: _Candidate) -> str:
+    p = each.p_value
+    if each.is_found and each.exact_in:
+        return "not needed"
+    told = "below one in a million" if p is not None and p < SMALLEST else number(p, 2)
+    return f"{told}, of a fitted tail" if each.is_found and each.is_tail else told
 
 
 def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
@@ -341,14 +358,14 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
     if each.p_value is None:
         verdict = "nothing can be said"
     elif each.is_found:
-        verdict = "it or a scaled copy was used, by algebra"
+        verdict = "it or an equal copy was used, by algebra"
         if not each.exact_in:
             verdict = "it or a near copy was probably used, by statistics"
         where = f"{who(each.client_id)} of round {each.server_round}"
         if each.client_id < 0:
             where = f"some client of round {each.server_round}"
         elif not each.exact_in:
-            where += ", or another"
+            where += ", which is no proof of whose it is"
     elif each.is_composite:
         verdict = "a near copy or mixture of used records, or made from the update"
     elif each.is_unresolved:
@@ -356,7 +373,7 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
     elif each.is_silent:
         verdict = "cannot be told: the model knew it too well to leave a trace"
     told = {True: "yes", False: "no", None: "–"}[each.used]
-    return (str(each.sample), verdict, _p_told(each.p_value), where, *([told] * truth))
+    return (str(each.sample), verdict, _p_told(each), where, *([told] * truth))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.measurements import defenses_told
+from flwr_leakage.measurements import ENDED_EARLY, defenses_told
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
@@ -266,14 +266,16 @@ def rounds_of(index: Index) -> int:
 
 
 def unfinished(run: RunData, done: int) -> str:
-    """Return a sentence if a run is not over, or ended before its planned rounds; else empty.
-    ``done`` is the last round with a record.
+    """Return a sentence if a run is not over, or was ended early; else empty. ``done`` is the last
+    round with a record.
     """
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
     if not run.closed:
         where = f" in or after round {done}{of}" if planned else ""
         return f"Unfinished run. It still goes on, or it was stopped{where}."
+    if any(event.message.startswith(ENDED_EARLY) for event in run.events):
+        return f"Unfinished run. It was ended early, in or after round {done}{of} (see Events)."
     if planned and done < planned:
         return f"Unfinished run. It ended after round {done}{of}."
     return ""

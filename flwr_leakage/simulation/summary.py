@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from flwr_leakage.measurements import ENDED_EARLY
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.report.advice import advise
@@ -78,7 +79,7 @@ def close_broken_run(run_dir: Path, reason: str) -> None:
         return
     try:
         tracker = GuardedTracker(JsonlTracker(run_dir, resume=True), print)
-        tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"the run ended early: {reason}"))
+        tracker.event(RunEvent(run_dir.name, 0, -1, "error", f"{ENDED_EARLY}: {reason}"))
         tracker.close()
         report = write_report(run_dir)
     except OSError as error:

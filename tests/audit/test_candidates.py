@@ -79,7 +79,7 @@ def test_each_candidate_is_recorded_by_round_and_client_with_the_truth(tmp_path,
     }
     assert truth == members
     (first, *_) = [r for r in run.records if r.name == "membership_evidence"]
-    assert first.value == 2 and "300 null records (test images)" in first.note
+    assert first.value == 2 and "300 null records (described as “test images”)" in first.note
 
 
 def test_candidates_are_written_nowhere(tmp_path, gradient_map):
@@ -127,15 +127,15 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
     section = membership_section(Index(run.records))
     assert section.sentences[0] == (
         "The server tested 4 records in 2 updates: of clients 0 and 1 in round 1. The test is "
-        "apart from the attack on images, and also takes updates that were not attacked. 2 "
-        "records, or scaled copies of them, were used, by algebra."
+        "apart from the attack on images, and also takes updates that were not attacked. 2 of "
+        "them, or equal copies of them, were used, by algebra."
     )
     assert section.sentences[-1] == (
         "In this simulation the truth is known: 2 of 2 used records were found, and 0 of 2 records "
         "that no tested update held."
     )
     rows = {row[0]: row for row in section.table.rows}
-    assert rows["0"][1::2] == ("it or a scaled copy was used, by algebra", "client 0 of round 1")
+    assert rows["0"][1::2] == ("it or an equal copy was used, by algebra", "client 0 of round 1")
     assert rows["2"][1] == "not found; may have been used" and rows["2"][3:] == ("–", "no")
 
 

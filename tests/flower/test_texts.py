@@ -83,7 +83,7 @@ def test_candidate_texts_are_found_in_the_update_of_their_client(tmp_path, causa
     }
     assert found == {(0, 0), (1, 1), (1, 2)}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "it or a scaled copy was used, by algebra" in page
+    assert "it or an equal copy was used, by algebra" in page
 
 
 def test_an_observer_that_was_told_no_vocabulary_says_what_is_missing(tmp_path):

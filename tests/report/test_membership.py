@@ -15,6 +15,7 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
         *((sample, "p_value", 1e-9) for sample in range(3)),
         (0, "exact", 1.0),
         (1, "composite", 1.0),
+        *((sample, "tail", 1.0) for sample in range(3)),
     ]
     index = Index(
         [
@@ -26,10 +27,13 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     assert section is not None and section.called == 2
     verdicts = {row[0]: row[1] for row in section.table.rows}
     assert verdicts == {
-        "0": "it or a scaled copy was used, by algebra",
+        "0": "it or an equal copy was used, by algebra",
         "1": "a near copy or mixture of used records, or made from the update",
         "2": "it or a near copy was probably used, by statistics",
     }
+    p_values = {row[0]: row[2] for row in section.table.rows}
+    assert p_values["0"] == "not needed" and section.table.rows[0][0] == "0"
+    assert p_values["2"] == "below one in a million, of a fitted tail"
     assert "1 record is spanned by what was used" in " ".join(section.sentences)
     told = "2 of 3 tested records, or near copies, found used"
     assert members_told(index, with_link=False) == told

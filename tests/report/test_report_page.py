@@ -9,6 +9,7 @@ from report_page import Page, fill, report
 from typer.testing import CliRunner
 
 from flwr_leakage.cli.app import app
+from flwr_leakage.measurements import ENDED_EARLY
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.tracking import JsonlTracker, write_metadata
@@ -138,6 +139,16 @@ def test_a_run_that_ended_early(tmp_path):
     fill(tracker)
     tracker.close()
     assert "Unfinished run. It ended after round 2 of 9." in report(tmp_path)[1].text
+
+
+def test_a_run_of_unknown_length_that_an_error_ended(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    write_metadata(tmp_path, {}, 0)
+    fill(tracker)
+    tracker.event(RunEvent("r", 3, -1, "error", f"{ENDED_EARLY}: SystemExit: 143"))
+    tracker.close()
+    _, page = report(tmp_path)
+    assert "Unfinished run. It was ended early, in or after round 2 (see Events)." in page.text
 
 
 def test_a_run_without_truth(tmp_path):

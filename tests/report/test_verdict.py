@@ -175,6 +175,16 @@ def test_what_was_not_attacked_is_told_with_its_reason():
     assert f"Not attacked: round 2 ({rests})." in details
 
 
+def test_a_client_left_out_in_all_rounds_is_no_reason_why_the_last_round_was_not_attacked():
+    why = "its 4 steps of 32 samples use 128, more than max_samples=64"
+    records = [metric(1, 0, 0, 20.0), objective(1, 0, 0.1), spared(1, 3, 128, why)]
+    records.append(spared(2, 3, 128, why))
+    details = judge(with_blind(*records), []).details
+    assert [text for text in details if text.startswith("Not attacked")] == [
+        f"Not attacked: client 3 ({why}). That is no sign of safety."
+    ]
+
+
 def test_a_failed_attack_is_not_counted_as_a_second_trouble():
     events = [
         RunEvent("r", 1, 2, "warning", "not recovered"),
