@@ -10,6 +10,11 @@ MAX_STEPS = 1_000_000
 """Steps of a round beyond which a number of samples is taken for a mistake, or for an attack."""
 
 
+def no_sgd(optimizer: str) -> str:
+    """Return why no schedule of SGD expresses the training by the optimizer of a class name."""
+    return f"the optimizer is {optimizer}, and no SGD"
+
+
 @dataclass(frozen=True)
 class EpochSchedule:
     """The local training of clients that each go through their own samples for some epochs.

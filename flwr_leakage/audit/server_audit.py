@@ -126,6 +126,11 @@ class ServerAudit:
     large_clients: LargeClients | None = field(default_factory=LargeClients)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.threat, ThreatModel):
+            raise TypeError(
+                f"threat must be a ThreatModel, such as ThreatModel(view='aggregate'), got "
+                f"{self.threat!r}."
+            )
         check_grantable(self.threat, self.truth)
         for name in ("max_seconds", "what_if_max_seconds", "max_round_seconds", "max_bytes"):
             limit = getattr(self, name)

@@ -22,7 +22,7 @@ from flwr_leakage.capture.training import CapturedTraining, sgd_settings
 from flwr_leakage.conventions import public_normalization, public_statistics
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
-from flwr_leakage.schedules import MAX_STEPS
+from flwr_leakage.schedules import MAX_STEPS, no_sgd
 from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
@@ -125,7 +125,10 @@ class TrainingFacts:
         loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
-            told = replace(told, loss="", unscheduled=UNTOLD, counted=False, normalization="")
+            why = no_sgd(self.optimizer)  # it rests on the optimizer, which is told in any case
+            if self.unscheduled != why:
+                why = UNTOLD
+            told = replace(told, loss="", unscheduled=why, counted=False, normalization="")
             told = replace(told, repeated=False)
             if not self.mean:
                 told = replace(told, shape=(), num_classes=0)

@@ -16,6 +16,7 @@ from flwr_leakage.capture.training import CapturedTraining, sgd_settings
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import Loss
 from flwr_leakage.records import Batch, LocalSchedule
+from flwr_leakage.schedules import no_sgd
 
 CPU = torch.device("cpu")
 """The device on which scores and attacks compute, wherever the client trained."""
@@ -409,7 +410,7 @@ def check_settings(
         ValueError: a schedule cannot express them; the message says why.
     """
     if not issubclass(optimizer, SGD):
-        raise ValueError(f"the optimizer is {optimizer.__name__}, and no SGD")
+        raise ValueError(no_sgd(optimizer.__name__))
     first = settings[0]
     if changed or any({**each, "initial_lr": 0} != {**first, "initial_lr": 0} for each in settings):
         raise ValueError("the learning rate or another setting differs between steps or groups")

@@ -220,7 +220,7 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
         raise ValueError("there must be at least one run to compare. " + " ".join(problems))
     for run in outcomes:
         if run.status != "finished":
-            problems.append(f"{run.place}: {run.status}; its numbers are in the means.")
+            problems.append(f"{run.place}: {run.status}; what numbers it has are in the means.")
     keys = differing(outcomes)
     if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
         keys.insert(0, RUN)  # nothing shows that these runs are repetitions of each other

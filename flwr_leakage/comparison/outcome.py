@@ -13,7 +13,7 @@ from flwr_leakage.report.membership import Share, members_found
 from flwr_leakage.tracking import RunData
 from flwr_leakage.tracking.text import plain_text
 
-Status = Literal["finished", "not finished", "no attack was measured"]
+Status = Literal["finished", "not finished", "no attack was graded"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def outcome(run: RunData) -> Outcome:
     measured |= {name: share.found / share.total for name, share in shares.items()}
     status: Status = "finished" if run.closed else "not finished"
     if run.closed and not measured["attempts"]:
-        status = "no attack was measured"
+        status = "no attack was graded"
     return Outcome(
         folder=run.folder,
         config=_flat({k: v for k, v in config.items() if k != "choices"} | _said(run)),

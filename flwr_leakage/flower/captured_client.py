@@ -313,7 +313,8 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
             raise
         unread = f"Neither scores nor samples were read off the training: {error}."
         if plan.withholds:
-            return replace(_defend_unread(plan, seen, work, str(error)), unread=unread)
+            defended = _defend_unread(plan, seen, work, str(error))
+            return replace(defended, unread=unread, left_truth=left_truth)
         _probe(plan, seen, work, unread)
         return _Done(None, None, _NOTHING, "", unread, left_truth)
     session = _session(plan, read.gradient_map, read.spec, read.schedule, work)

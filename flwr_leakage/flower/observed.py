@@ -1,6 +1,7 @@
 """Wrap a server's strategy by one line, ``strategy = observe(strategy, Net(), "leakage")``."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit.candidates import Candidates
+from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.flower.accuracy import tell_accuracy
 from flwr_leakage.flower.log_lines import LogProgress, RecentRecords, tell_end, tell_round
 from flwr_leakage.flower.round_view import Seen
@@ -101,8 +103,8 @@ def observe(
             ``evaluator``, ``large_clients``, …
 
     Raises:
-        TypeError: the strategy is one of ``flwr.server``, or the model is neither a module of torch
-            nor a gradient map.
+        TypeError: the strategy is one of ``flwr.server``, the model is neither a module of torch
+            nor a gradient map, or ``ServerAudit`` has no such setting.
         FileExistsError: the folder already holds a run.
     """
     if not hasattr(strategy, "configure_train"):
@@ -142,6 +144,12 @@ def told_audit(
     Its arguments are theirs: ``spec`` and ``schedule`` are ``None`` to take each client's from its
     note, and ``settings`` are further ones of ``ServerAudit``.
     """
+    names = {each.name for each in fields(ServerAudit) if each.init}
+    if unknown := sorted(settings.keys() - names):
+        raise TypeError(
+            f"observe takes no argument {unknown[0]}; its further settings are those of "
+            f"ServerAudit: {', '.join(sorted(names))}."
+        )
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))

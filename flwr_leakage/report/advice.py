@@ -44,7 +44,7 @@ from flwr_leakage.report.remedies import (
 )
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.story import defense_of, planned_rounds
-from flwr_leakage.report.tried import Worth, demanded, more_time, planned_attempts, worth
+from flwr_leakage.report.tried import Worth, demanded, more_time, planned_attempts, to_assume, worth
 from flwr_leakage.tracking.text import plain_text
 
 
@@ -176,6 +176,9 @@ def _in_short(
     lines = []
     if unsure:
         lines.append(f"Mend first: {_briefly(unsure)} trained something else than was sent.")
+    assume = to_assume(index, metadata, fate.attacked) if at_risk else ""
+    if assume:
+        lines.append(plain_text(f"Mend first: {assume[0].lower()}{assume[1:]}", MAX_LINE))
     if not at_risk:
         return _unseen_in_short(index, metadata, found, asked, lines, nothing_seen)
     stop, condition = "Decide whether such parts may be seen. If not, change it.", "Then go on"
@@ -191,7 +194,7 @@ def _in_short(
     return (
         *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
         Line(TEST, changes),
-        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
+        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off and not assume else []),
         Line(_go_on(condition, "the new run")),
     )
 
@@ -244,11 +247,14 @@ def _unseen_in_short(
         return (*(lead, *map(Line, labels), change, *map(Line, more))[: MAX_LINES - 1], goal)
     if unseen.asks_to_pause:
         first = [f"{pause}; nobody knows the risk.", *labels]
-        last = [Line("Go on in one of these ways only:", (f"A new run {_goal()}", *PROTECTION))]
+        again = f"A new run {_goal()}"
+        ways = Line("Go on in one of these ways only:", (again, *_protection(metadata)))
+        last = [ways]
     elif is_found:
         first = [f"Decide whether the server may know what was found: {already}.", *labels]
         go_on = _go_on("If it may, go on", "a new run", is_accepted=True)
-        last = [Line(go_on), Line("If it may not, go on only with one of these:", PROTECTION)]
+        ways = Line("If it may not, go on only with one of these:", _protection(metadata))
+        last = [Line(go_on), ways]
     else:
         first = labels
         decides = "Whoever answers for the data decides: no run tests all (What is not covered)."
@@ -330,13 +336,17 @@ def _labels_at_risk(index: Index) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}{index.sample.many})."]
 
 
-PROTECTION = (
-    "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 times "
-    "(e^ε, but for δ) as likely with a record as without it.",
-    "Secure aggregation, by which the server sees sums only, if a new run on sums (view=aggregate) "
-    "meets the list.",
-)
-"""Ways to train that limit what a server can learn, by a bound or by sums."""
+def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return two ways to train that limit what a server can learn, by a bound or by sums."""
+    sums = "threat=ThreatModel(view='aggregate')"
+    if is_simulation(metadata):
+        sums = "threat.view=aggregate"
+    return (
+        "Differential privacy, as by dp_sgd with plain SGD: at ε = 1 nothing that is sent is more "
+        "than 2.7 times (e^ε, but for δ) as likely with a record as without it.",
+        f"Secure aggregation, by which the server sees sums only, if a new run on sums ({sums}) "
+        f"meets the list.",
+    )
 
 
 MAX_DEFENSES = 2

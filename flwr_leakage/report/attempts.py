@@ -487,14 +487,50 @@ def unexplained_told(
     replayed: Collection[Place],
     with_defense: bool,
 ) -> tuple[str, ...]:
-    """Return sentences on updates in which no sample is seen and from which the gradient of the
-    attack's answer is far. ``replayed`` are the updates that a repetition of the client's training
-    gave again. ``with_defense`` tells whether a defense may have changed updates.
+    """Return sentences on updates in which no sample is seen, or nothing was graded, and from which
+    the gradient of the attack's answer is far. ``replayed`` are the updates that a repetition of
+    the client's training gave again. ``with_defense`` tells whether a defense may have changed
+    updates.
     """
+    graded = {attempt.key[:2] for attempt in found if attempt.grade}
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
-    places = {place: left for place, left in unexplained(index).items() if place not in seen}
-    if not places:
-        return ()
+    far = unexplained(index)
+    groups = (
+        (
+            {place: left for place, left in far.items() if place in graded - seen},
+            f"no {index.sample.one} is seen, not even in part, and the attack’s answer does not "
+            f"explain the update",
+            "That nothing is seen there is no sign of safety.",
+        ),
+        (
+            {place: left for place, left in far.items() if place not in graded},
+            "the attack’s answer does not explain the update, and nothing says how much it shows",
+            f"It may show {index.sample.many} all the same: look at it.",
+        ),
+    )
+    return tuple(
+        f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} {told} "
+        f"({where(places)}): the update that this answer would cause differs from what was sent by "
+        f"up to {_of_squared_size(max(places.values()))}, an empty answer by 100 %. "
+        f"{_why_far(places, replayed, with_defense)}. {so}"
+        for places, told, so in groups
+        if places
+    )
+
+
+def _of_squared_size(distance: float) -> str:
+    """Return words for a squared distance, given as a multiple of the update's squared norm."""
+    if distance > MOST_IN_PERCENT:
+        return f"{distance:.3g} times its squared size"
+    return f"{100 * distance:.1f} % of its squared size"
+
+
+MOST_IN_PERCENT = 10
+"""The largest multiple of an update's squared norm that is written in percent."""
+
+
+def _why_far(places: Collection[Place], replayed: Collection[Place], with_defense: bool) -> str:
+    """Return why the attack's answers to the updates ``places`` may not explain them."""
     why = (
         "By what clients told, they trained what the attack assumes, so that it is the attack that "
         "did not come so far"
@@ -504,18 +540,12 @@ def unexplained_told(
             "By what clients told, they trained what the attack assumes: what the defense changed, "
             "as by noise, may be why, or the attack did not come so far"
         )
-    if not places.keys() <= set(replayed):
+    if not set(places) <= set(replayed):
         why = (
             "Clients trained otherwise than the attack assumes, as by another optimizer, or a "
             "defense changed what they sent, or the attack did not come so far"
         )
-    return (
-        f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} no {index.sample.one} "
-        f"is seen, not even in part, and the attack’s answer does not explain the update "
-        f"({where(places)}): the update that this answer would cause differs from what was sent by "
-        f"up to {100 * max(places.values()):.1f} % of its squared size, an empty answer by 100 %. "
-        f"{why}. That nothing is seen there is no sign of safety.",
-    )
+    return why
 
 
 def where(places: Collection[Place]) -> str:

@@ -204,7 +204,7 @@ def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
     return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
 
 
-DOES, TRAINED = "what it does a round", "update is the one trained"
+DOES, TRAINED = "what it does a round", "a replay gives the update (before a defense)"
 
 
 BECAUSE = "not attacked, because"

@@ -130,8 +130,10 @@ def worth(
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()
     wrong = wrongly_attacked(index, attacked)
+    ungraded = _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of)
     doubts = [
         _otherwise(index, wrong, metadata),
+        *([ungraded] if not graded else []),  # of which more time cures nothing
         _Doubt(
             graded if single else (),
             f"only {single} was tried, and a stronger one applies",
@@ -141,7 +143,7 @@ def worth(
         _failed(fate, metadata, of),
         _unexplained(unexplained(index).keys() - replayed.same.keys() - wrong, metadata, of),
         _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
-        _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of),
+        *([ungraded] if graded else []),
         _missed(
             graded & replayed.same.keys() & unexplained(index, TOLERANCE**2).keys()
             - (ended(index, found) | wrong | fate.unanswered.keys()),
@@ -222,10 +224,17 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
         )  # fmt: skip
     if any(not setting.startswith((*_STEPS, *_INPUTS)) for setting in each):
         do.append(
-            "What else differs (see Events), no attack here assumes: a trial run of the same "
-            "training by plain SGD can be tested."
+            "No attack here assumes what else differs (see Events): test a trial run of the same "
+            "training by plain SGD."
         )
     return _Doubt(places, otherwise_told(index, places), " ".join(do))
+
+
+def to_assume(index: Index, metadata: Mapping[str, Any], attacked: Collection[Place]) -> str:
+    """Return sentences that advise how to attack the updates ``attacked`` (round, client) by what
+    their clients trained; empty where no client told of another training than was assumed.
+    """
+    return _otherwise(index, wrongly_attacked(index, attacked), metadata).do
 
 
 def _by_labels(noun: str) -> str:
@@ -520,7 +529,9 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
     first = _short(min(broken, key=lambda e: e.level).message)
     number = count(len(broken), "error or warning", "errors and warnings")
     told = f"there were {number} (see Events), such as “{first}”"
-    return [_Doubt((), told, "Mend that first, then run it again: what never came is not tested.")]
+    return [
+        _Doubt((), told, "Mend what it names, then run it again: what never came is not tested.")
+    ]
 
 
 class _Setting(NamedTuple):
@@ -552,7 +563,7 @@ _SETTINGS = (
              "every client of a round is attacked then, however long that holds up the training"),
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",
              "it is attacked as if it were plain SGD then, which explains a part of it at most; a "
-             "trial run of the same training by SGD says more"),
+             "client with a defense needs spec=… too; a trial run by SGD says more"),
     _Setting("tells neither its steps", (), "spec=…, schedule=…",
              "that is what the attack assumes then; or let clients tell, by share='training'"),
     _Setting("told nothing of its training", (), "spec=…, schedule=…",

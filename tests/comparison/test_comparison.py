@@ -139,7 +139,7 @@ def test_images_of_which_parts_leak_are_told_beside_those_recognised(tmp_path):
 def test_a_run_without_numbers_has_none(tmp_path):
     JsonlTracker(tmp_path / "a").close()
     found = compare([tmp_path / "a"])
-    assert found.runs[0].status == "no attack was measured"
+    assert found.runs[0].status == "no attack was graded"
     assert found.runs[0].values["leaked"] is None
     with pytest.raises(ValueError, match="no group has both"):
         frontier(found)

@@ -172,6 +172,26 @@ def test_a_wrong_rate_of_the_server_is_why_its_run_cannot_say(tmp_path, schedule
     )
 
 
+def test_the_samples_of_a_defended_training_by_adam_reach_the_evaluator(tmp_path):
+    app = audited(
+        client_app(optimizer=lambda p: torch.optim.Adam(p)),
+        truth=tmp_path / "truth", defense="pruning",
+    )  # fmt: skip
+    attacked = {"attack": Grey(), "spec": SPEC, "schedule": LocalSchedule(0.1, 3, 4)}
+    _, data, _ = run(tmp_path / "run", app, truth=tmp_path / "truth", **attacked)
+    assert len([r for r in data.records if r.name == "psnr"]) == 24
+    _, data, _ = run(tmp_path / "untold", app, attack="idlg")
+    reasons = [r.note for r in data.records if r.name == "not_attacked"]
+    assert reasons == ["the optimizer is Adam, and no SGD"] * 2
+
+
+def test_a_wrong_setting_of_the_audit_is_refused_in_words(tmp_path, unchecked):
+    with pytest.raises(TypeError, match="takes no argument view; its further settings are those"):
+        observe(FedAvg(), network(), tmp_path / "run", view="aggregate")
+    with pytest.raises(TypeError, match="threat must be a ThreatModel"):
+        observe(FedAvg(), network(), tmp_path / "run", threat="aggregate")
+
+
 def test_in_a_simulation_the_samples_reach_the_evaluator(tmp_path):
     app = audited(client_app(images=torch.eye(6).reshape(1, 1, 6, 6)), truth=tmp_path / "truth")
     _, data, _ = run(tmp_path / "run", app, truth=tmp_path / "truth", attack="analytic", spec=SPEC)

@@ -87,6 +87,14 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
     assert "flwr-leakage compare RUN RUN sets their accuracy and leakage" in price
 
 
+def test_a_leak_that_was_seen_under_wrong_assumptions_asks_to_mend_them_first():
+    other = record("check", "trained_otherwise", 1.0, (1, 0, -1), "learning rate 0.1, assumed 1")
+    late = record("attack", "stopped_by_budget", 1.0, (1, 0, -1))
+    lines = advise(Index([*image(30.0), other, late]), {}, []).lines
+    assert lines[0].text.startswith("Mend first: set schedule= of observe(…) to what clients")
+    assert not any("more time" in line.text for line in lines)
+
+
 def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     def images(client, count):
         return record("client", "images", count, (1, client, -1))

@@ -45,7 +45,7 @@ def test_a_client_is_told_by_rounds():
     ]
     assert replay_of_client(found, 5).startswith("no, round 1: not replayed since round 1")
     table = unattacked_table(index, [], [], 10)
-    assert "update is the one trained" in table.columns
+    assert "a replay gives the update (before a defense)" in table.columns
     assert len(table.rows) == 5
 
 
@@ -73,7 +73,10 @@ def test_an_aggregate_is_as_sure_as_the_updates_in_it():
 
 def test_nothing_is_said_where_nothing_was_attacked():
     assert told(replay(0, 1e-6)) == ()
-    assert "update is the one trained" not in clients_table(Index([]), [], [], 10).columns
+    assert (
+        "a replay gives the update (before a defense)"
+        not in clients_table(Index([]), [], [], 10).columns
+    )
 
 
 def test_rounds_between_replays_are_told_as_not_checked():

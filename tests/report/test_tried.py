@@ -271,7 +271,7 @@ def test_where_all_clients_failed_that_is_to_be_mended(tiny_data, monkeypatch):
     assert verdict.level == "unknown"
     assert answer.startswith("This run cannot say: no update was attacked. There were 3 errors and")
     assert "no camera" in answer
-    assert steps["Do"].text.startswith("Mend that first, then run it again")
+    assert steps["Do"].text.startswith("Mend what it names, then run it again")
 
 
 def test_an_attack_that_applies_to_nothing_names_the_reason(tiny_data, monkeypatch):
@@ -351,6 +351,16 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     assert "optimizer" in steps["Do"].text
     assert told(audited(tmp_path / "near", "found", distance=0.5))[0].level == "quiet"
     assert told(audited(tmp_path / "noised", "solved", distance=0.9))[0].level == "quiet"
+    ungraded = audited(tmp_path / "ungraded", "found", "stopped", distance=4.25, truth=None)
+    verdict, answer, steps, _ = told(ungraded, config={})
+    assert "not even in part" not in str(verdict)
+    assert verdict.head[0].startswith(
+        "On 2 of 2 attacked updates the attack’s answer does not explain the update, and nothing "
+        "says how much it shows"
+    )
+    assert "by up to 425.0 % of its squared size" in verdict.head[0]
+    assert answer.startswith("This run cannot say: nothing tells how near")
+    assert steps["Do"].text.index("To grade them") < steps["Do"].text.index("more time")
     config = {"choices": {"attack": "strongest"}, "seed": 1}
     steps = told(data, config=config, command="flwr-leakage run", attack="strongest")[2]
     assert steps["Do"].commands == ()  # no setting of the run would say more

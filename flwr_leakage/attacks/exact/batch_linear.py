@@ -249,7 +249,8 @@ class ExactBatch(ExactAttack):
             told = "only black pixels could tell them apart, as no ReLU follows"
         else:
             raise ValueError(f"neither the inputs nor the errors of {layer.name} are sparse.")
-        text = f"{layer.name} shows {layer.factor.rank} of {problem.num_samples} samples; {told}."
+        rank = f"{layer.factor.rank} of {problem.num_samples}"
+        text = f"Layer {layer.name} shows {rank} samples; {told}."
         if not layer.takes_input:
             text += " It takes features, not images."
         return Applicability(layer.takes_input, text)
