@@ -173,7 +173,7 @@ class TrainingFacts:
         """
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(
-                UNTOLD if self.unscheduled == UNTOLD
+                self.unscheduled if self.unscheduled in (UNTOLD, no_sgd(self.optimizer))
                 else "the inputs are no images of one shape with a class each; for token ids give "
                 "observe a spec, InputSpec.text(…)"
             )  # fmt: skip

@@ -176,9 +176,6 @@ def _in_short(
     lines = []
     if unsure:
         lines.append(f"Mend first: {_briefly(unsure)} trained something else than was sent.")
-    assume = to_assume(index, metadata, fate.attacked) if at_risk else ""
-    if assume:
-        lines.append(plain_text(f"Mend first: {assume[0].lower()}{assume[1:]}", MAX_LINE))
     if not at_risk:
         return _unseen_in_short(index, metadata, found, asked, lines, nothing_seen)
     stop, condition = "Decide whether such parts may be seen. If not, change it.", "Then go on"
@@ -190,10 +187,12 @@ def _in_short(
     defense, protection = _changes(metadata, found, asked)
     changes = (defense, _more_images(index, found, at_risk, fate), protection)
     is_raw = bool(ended(index, found))
+    assume = to_assume(index, metadata, fate.attacked)
     is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
     return (
         *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
         Line(TEST, changes),
+        *([Line(_assume_then(assume))] if assume else []),
         *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off and not assume else []),
         Line(_go_on(condition, "the new run")),
     )
@@ -275,6 +274,10 @@ def _goal(is_accepted: bool = False) -> str:
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
+
+
+def _assume_then(how: str) -> str:
+    return plain_text(f"In that run, {how[0].lower()}{how[1:]}", MAX_LINE)
 
 
 def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> str:

@@ -197,6 +197,9 @@ _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
 """The first words of a difference that the ``spec`` or model, or the ``schedule``, removes."""
 
+MAX_REST = 3
+"""The most other differences that a sentence names."""
+
 
 def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
     """Return, as a reason for doubt, that clients told of another training than the attack on their
@@ -222,10 +225,14 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
             "spec= out, so that each client’s own is used."
             if app else "Set the run’s dataset and BatchNorm mode to those of the clients."
         )  # fmt: skip
-    if any(not setting.startswith((*_STEPS, *_INPUTS)) for setting in each):
+    rest = dict.fromkeys(
+        setting.partition(", assumed ")[0] for setting in each
+        if not setting.startswith((*_STEPS, *_INPUTS))
+    )  # fmt: skip
+    if rest:
         do.append(
-            "No attack here assumes what else differs (see Events): test a trial run of the same "
-            "training by plain SGD."
+            f"No attack here assumes {' or '.join(list(rest)[:MAX_REST])}: test a trial run of the "
+            f"same training by plain SGD without it."
         )
     return _Doubt(places, otherwise_told(index, places), " ".join(do))
 

@@ -180,7 +180,7 @@ def test_the_samples_of_a_defended_training_by_adam_reach_the_evaluator(tmp_path
     attacked = {"attack": Grey(), "spec": SPEC, "schedule": LocalSchedule(0.1, 3, 4)}
     _, data, _ = run(tmp_path / "run", app, truth=tmp_path / "truth", **attacked)
     assert len([r for r in data.records if r.name == "psnr"]) == 24
-    _, data, _ = run(tmp_path / "untold", app, attack="idlg")
+    _, data, _ = run(tmp_path / "untold", app, attack="idlg")  # the server knows no inputs either
     reasons = [r.note for r in data.records if r.name == "not_attacked"]
     assert reasons == ["the optimizer is Adam, and no SGD"] * 2
 
