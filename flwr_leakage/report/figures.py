@@ -135,7 +135,9 @@ def story_figures(
     pooled = [_panel(None, made, told, stopped)] if made else []
     names = ["Accuracy"] * bool(accuracy) + ["leakage"] * bool(made)
     title = f"{' and '.join(names).capitalize()} over the rounds"
-    caption = _story_caption(pooled, told, bool(accuracy), index.sample) if made else ""
+    caption = "How good the trained model is after each round."
+    if made:
+        caption = _story_caption(pooled, told, bool(accuracy), index.sample)
     text = _description(pooled, accuracy)
     chart = Chart(
         title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),

@@ -33,7 +33,7 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     }
     p_values = {row[0]: row[2] for row in section.table.rows}
     assert p_values["0"] == "not needed" and section.table.rows[0][0] == "0"
-    assert p_values["2"] == "below one in a million, of a fitted tail"
+    assert p_values["2"] == "below 0.001, of a fitted tail"
     assert "1 record is spanned by what was used" in " ".join(section.sentences)
     told = "2 of 3 tested records, or near copies, found used"
     assert members_told(index, with_link=False) == told
