@@ -182,7 +182,7 @@ def measure(case: Case, sources: Sources, seeds: range, alone: bool) -> list[obj
         exact += int(made.is_exact[: case.count].sum())
         false += int(made.is_exact[case.count :].sum())
         pools["test"].add(made.p_values, case.count)
-        if not (alone or case.network.startswith("resnet")):
+        if not alone:
             _add_published(pools, case, network, spec, seen, records, null, members, seed)
     test = pools.pop("test")
     told = ", ".join(f"{name} {number}" for name, number in sorted(evidence.items()))
