@@ -30,6 +30,7 @@ from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.tried import worth
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
+from flwr_leakage.tracking.text import plain_text
 
 __all__ = [
     "EXIT_CODES",
@@ -146,8 +147,13 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
     message = advice.headline
     if outcome == "passed":
         message = f"No {noun} has a worse grade than “{above}”; that is no clearance."
-        silent = sum(each.outcome in ("unsure", "untested") for each in updates)
-        message += f" {count(silent, 'update')} of {len(updates)} cannot be judged." * bool(silent)
+        silent = [each for each in updates if each.outcome in ("unsure", "untested")]
+        if silent:
+            why = "; ".join(dict.fromkeys(each.message.rstrip(".") for each in silent))
+            message += (
+                f" {count(len(silent), 'update')} of {len(updates)} cannot be judged ("
+                f"{plain_text(why, MAX_WHY)})."
+            )
         passed = {each.place for each in updates if each.outcome == "passed"}
         if weak := passed & unexplained(index).keys():
             far = count(len(weak), "update")
@@ -160,6 +166,10 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
     name = str(metadata.get("run") or data.folder.name)
     numbers = tiles(index, metadata, found, members, large)
     return Check(name, above, outcome, message, tuple(updates), numbers, advice.lines)
+
+
+MAX_WHY = 300
+"""Characters of the reasons why updates cannot be judged; all stand in the report."""
 
 
 def _is_worse(grade: Grade, other: Grade) -> bool:
