@@ -210,7 +210,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
-    "labels": "mark inside: labels alone inferred in this round, better than guessed",
+    "labels": "bar inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last two mark others."""

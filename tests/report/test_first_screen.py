@@ -172,7 +172,7 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
     found = heat_map(index, attempts(index), fates(index), rounds_done=1)
     assert '<path class="g-labels" d="M0.3 1.3h.4v.4h-.4z"/>' in found.svg
     assert found.legend[1:] == (
-        ("labels", "mark inside: labels alone inferred in this round, better than guessed"),
+        ("labels", "bar inside: labels alone inferred in this round, better than guessed"),
         ("untried", "images not attacked"),
     )
 
