@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--first", type=int, default=lab.REPORTED_FROM)
     parser.add_argument("--clients", type=int, default=25, help="of each gate and network")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--gate-seconds", type=float, default=20.0)
     parser.add_argument("--server-seconds", type=float, default=60.0)
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended")
@@ -169,7 +170,7 @@ def main() -> None:
         [
             (policy, name, client, digits[slice(4 * client, 4 * client + SIZES[name])], given)
             for client in range(given.clients)
-            for policy in POLICIES
+            for policy in given.policies
             for name in NETWORKS
         ],
         given,
