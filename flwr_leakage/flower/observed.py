@@ -147,8 +147,8 @@ def told_audit(
     names = {each.name for each in fields(ServerAudit) if each.init}
     if unknown := sorted(settings.keys() - names):
         raise TypeError(
-            f"observe takes no argument {unknown[0]}; its further settings are those of "
-            f"ServerAudit: {', '.join(sorted(names))}."
+            f"observe and observe_legacy take no argument {unknown[0]}; their further settings are "
+            f"those of ServerAudit: {', '.join(sorted(names))}."
         )
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:

@@ -186,7 +186,7 @@ def test_the_samples_of_a_defended_training_by_adam_reach_the_evaluator(tmp_path
 
 
 def test_a_wrong_setting_of_the_audit_is_refused_in_words(tmp_path, unchecked):
-    with pytest.raises(TypeError, match="takes no argument view; its further settings are those"):
+    with pytest.raises(TypeError, match="take no argument view; their further settings are those"):
         observe(FedAvg(), network(), tmp_path / "run", view="aggregate")
     with pytest.raises(TypeError, match="threat must be a ThreatModel"):
         observe(FedAvg(), network(), tmp_path / "run", threat="aggregate")
