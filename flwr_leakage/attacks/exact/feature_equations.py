@@ -43,8 +43,9 @@ residuals that the module's docstring defines, exceeds this multiple of their me
 root mean square of nine residuals or more does once in 1e39 times."""
 
 TRIMS = 5
-"""Number of solutions of one layer's equations. After each but the last, channels that
-contradict the solution are left out. The masks of later ReLUs are repaired as often."""
+"""Largest number of times that the equations about one layer's features are solved. After each
+time but the last, output channels whose equations contradict the solution are left out. Wrong masks
+of later ReLUs are corrected as often."""
 
 
 @dataclass(frozen=True)

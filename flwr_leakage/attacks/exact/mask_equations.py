@@ -50,10 +50,11 @@ class MaskEquations:
         before: the layers before the masked one.
         link: the masked layer, with input h and outputs a.
         known: the known outputs of the layer and the states of its units, (1, *output_shape).
-        own: ``M₁ h = T₁`` from the layer's weight gradient, divided; ``None`` if no mask is proven.
+        own: ``M₁ h = T₁`` from the layer's weight gradient, divided by the root mean square of T₁;
+            ``None`` if no mask is proven.
         behind: the layer behind with its known outputs, and the equations of its gradient.
-        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided, and arranged by the
-            channels of a.
+        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided by the root mean square
+            of T₂, and arranged by the channels of a.
     """
 
     before: Sequence[Link]
