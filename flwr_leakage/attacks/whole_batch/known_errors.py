@@ -361,7 +361,8 @@ class Passed:
         deviations: standard deviations of the inputs of every ReLU and pooling before the layer.
         spread: standard deviation of the layer's inputs, before the ReLU that is left out.
         chain: the pass as a chain of matrix products, or ``None`` if it forms no chain.
-        contrast: which contrasts of the images, factors of an input, the gradient leaves open.
+        contrast: the contrasts of the images, factors of the network's input, that the gradient
+            leaves open.
     """
 
     narrow: FeaturePass

@@ -141,9 +141,10 @@ class LocalSteps(KnownErrors):
 
 
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
-    """Return the functional of a local step whose features are not observed, at outputs (n, B).
+    """Return a local step's functional ``⟨δ, c⟩`` of the features c, by its derivatives δ.
 
-    The outputs enter the linear layer; ``errors`` (n, B) are the derivatives of the loss by them.
+    The features c (n, B), ``outputs``, are the inputs of a linear layer, and δ (n, B), ``errors``,
+    the derivatives of the loss by them. The features themselves are not observed in this step.
     """
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)

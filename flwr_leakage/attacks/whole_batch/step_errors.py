@@ -382,11 +382,11 @@ class _Mixture:
 
     @property
     def misfit(self) -> float:
-        """The mean squared residual of the last layer's change, as a sum of outer products of each
-        step's error signals and features, plus that of the error signals.
+        """The mean squared residual of the sums over local steps, plus that of the steps' errors.
 
-        The latter compares the error signals with those that the features give by the softmax. Each
-        residual is divided by the standard deviation that is assumed for it.
+        The sum ``Σ_t e_t h_tᵀ``, over steps t with errors e_t and features h_t, is compared with
+        the observed change of the last layer. The errors are compared with those that the features
+        give by the softmax. Each residual is divided by its assumed standard deviation.
         """
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
