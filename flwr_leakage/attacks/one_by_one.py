@@ -220,7 +220,10 @@ def doubted(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def remarked(stats: dict[str, Any], remark: str) -> dict[str, Any]:
-    """Return the stats of a result with one more sentence at the end of its stage."""
+    """Return the stats of a result with a remark at the end of ``stage``, which tells how it ended.
+
+    ``remark`` is one more sentence.
+    """
     stage = str(stats.get("stage", "")).rstrip(".")
     return {**stats, "stage": f"{stage}. {remark}" if stage else remark}
 

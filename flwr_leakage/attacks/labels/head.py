@@ -41,16 +41,18 @@ SPREAD = 3.0
 on development draws; no table)."""
 
 LARGEST_MISFIT = 1e-3
-"""Largest share of an error outside the span of U, whatever the noise (chosen on development draws;
-no table)."""
+"""Largest share of a sample's error outside the span of the columns of the last layer's gradient at
+which the sample counts as found, whatever the noise (chosen on development draws; no table)."""
 
 SOFTMAX_ROUNDINGS = 4.0
 """Largest error of a client's softmax, in units of 2⁻²⁴. Up to 1.7 were seen on development draws;
 no table."""
 
 LARGEST_SCALE_ERROR = 0.1
-"""Largest ``|t·q − 1|`` of a sample, whatever the noise. If noise merges two samples of one class
-into a false one, it is about 0.3 (chosen on development draws; no table)."""
+"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. The dual t gives the
+sample's features, and q holds the coordinates of its error; t·q = 1 for a true sample. If noise
+merges two samples of one class into a false one, it is about 0.3 (chosen on development draws; no
+table)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:

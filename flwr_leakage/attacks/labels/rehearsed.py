@@ -49,17 +49,19 @@ CONCENTRATION = 0.5
 frequencies: skewed clients, as in experiments on label skew. No table."""
 
 NOISE_DRAWS = 2
-"""Draws of an update's noise for each rehearsal, whole and clipped: 24 for six rehearsals."""
+"""Number of draws of an update's noise that are added to each rehearsal, once at its full length
+and once clipped. Six rehearsals give 24 noisy ones."""
 
 NOISE_AGAIN = 24
 """Draws of noise that are added to a noisy update again, to see how far its own counts move."""
 
 NOISE_SHARE = 0.01
-"""Noise counts as a defense's beyond this share of the last layer's update. Counts follow from an
-update with less noise to within a percent, and rounding is smaller."""
+"""Share of noise in the last layer's update above which the noise counts as that of a defense. From
+an update with less noise, class counts follow to within a percent. Rounding is smaller."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
-"""The values among which the free rate r of a method is chosen."""
+"""The values among which the free rate r of a method is chosen: the factor of the classifier's
+change from which the method infers class frequencies."""
 
 
 @dataclass(frozen=True)

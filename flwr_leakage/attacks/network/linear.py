@@ -50,8 +50,9 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        ``U − (U Q)(T Q)⁻¹ T`` has rank b − f, with the samples' duals T (f, b), one in each row,
-        and their columns Q (b, f). The error of a sample is U times its column.
+        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T
+        (f, b) holds the samples' duals, one in each row, and Q (b, f) their columns. The error of a
+        sample is U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these

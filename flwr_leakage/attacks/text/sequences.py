@@ -31,19 +31,20 @@ FAINT = 1e-5
 that are left out change an output by at most ``NEAR``."""
 
 PRIOR = 4.0
-"""Logit at the start of a search of a pair of token and position that the gradients of the tables
-give the weight 1. Pairs of little weight then soon count no more: the search for eight texts took
-1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out below a share of
-1e-4). No table."""
+"""Logit with which the search begins for a pair of token and position to which the gradients of the
+embedding tables give the weight 1. Pairs of little weight then soon stop counting: the search for
+eight texts took 1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out
+below a share of 1e-4). No table."""
 
 SITES = 4
-"""Number of groups of layers of which the two with the most exact spans serve to recognise texts.
-Further ones would cost passes through more layers. If a model averages its states, the last layers
-have no exact span, as all tokens of a text have almost the same error there."""
+"""Number of groups of layers whose spans are compared. The two groups with the most exact spans
+serve to recognise texts. Further groups would cost passes through more layers. If a model averages
+its states, the last layers have no exact span, as all tokens of a text have almost the same error
+there."""
 
 PROBES = 48
-"""Number of directions outside of a span that reject most vectors. They reject none that lies
-inside, as a part of a vector is no longer than the whole. No table."""
+"""Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
+near the span is rejected, as its part in these directions is at most its distance. No table."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Sharpening:
     """
 
     before: ClassVar[float] = 1.0
-    """The share of a run's allowed products with the Jacobian that it may take before these steps."""
+    """The share of its products with the Jacobian that a run may take if these steps follow it."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -261,7 +261,7 @@ class Edges:
     """
 
     before: ClassVar[float] = 0.5
-    """The share of a run's allowed products with the Jacobian that it may take before these steps."""
+    """The share of its products with the Jacobian that a run may take if these steps follow it."""
 
     steps: int = 14
 
