@@ -26,7 +26,8 @@ GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
     "that fits best, and are not proven."
 )
-"""The sentence that tells the user why proven network inputs prove no pixels."""
+"""The sentence that tells the user that a guessed normalisation leaves pixels unproven, even if the
+network's inputs are proven."""
 
 
 def by_fit(

@@ -103,10 +103,11 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return a point of the same shape and gradient, whose pixels just reach their bounds.
+        """Return coordinates of the same images, scaled so that their pixels just reach the bounds.
 
-        Points are coordinates under the prior, which maps them to network inputs. A point of known
-        contrast is returned as it is.
+        Coordinates, of which ``point`` is an example, have the shape (B, C, H, W), and the prior
+        maps them to network inputs. The gradient stays the same. Coordinates of images of known
+        contrast are returned as they are.
         """
         if self.unknown == "none":
             return point

@@ -132,7 +132,7 @@ class Evidence:
 
     @property
     def image_prior(self) -> ImagePrior:
-        """The prior of each image; for texts, which have none, reading it fails."""
+        """The normal prior of each image. Texts have none: then an ``AssertionError`` is raised."""
         assert self.prior is not None
         return self.prior
 

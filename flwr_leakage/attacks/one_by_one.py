@@ -173,7 +173,7 @@ PROVEN_INPUTS = "proven_inputs"
 """The key, in the stats of a result, of the number of samples whose network inputs are proven."""
 
 NORMALISATION = "normalisation"
-"""The key, in the stats of a result, of how the normalisation is known: a
+"""The key, in the stats of a result, of the source of the normalisation of its inputs: a
 :data:`flwr_leakage.conventions.Claim`."""
 
 

@@ -176,7 +176,10 @@ class Problem:
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
-        """Return the same problem with the gradient divided by the client's scale > 0."""
+        """Return the same problem with the gradient divided by a factor ``scale`` > 0.
+
+        The client has multiplied its update by this factor, such as by clipping.
+        """
         gradient = {name: value / scale for name, value in self.gradient.items()}
         return replace(self, gradient=gradient, scale=self.scale * scale)
 

@@ -421,7 +421,10 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return attacks' names and candidates that are about as likely as the best, best first."""
+        """Return the candidates that are about as likely as the best one, the most likely first.
+
+        Each stands after the name of the attack that found it.
+        """
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
@@ -462,8 +465,8 @@ class _Target:
 
 
 MOST = 3
-"""Largest number of candidates that are continued after all attacks. Less likely ones have seldom
-won."""
+"""Largest number of candidates of an observation from which an attack continues, the most likely
+ones first. Less likely candidates have seldom won."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""

@@ -57,7 +57,8 @@ MET = 1e-8
 ten roundings of a pass in single precision. The noise of features may explain a larger distance."""
 
 FITTED = 3
-"""Number of known layers, besides the one nearest to the input, to which the input is fitted."""
+"""Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
+input is fitted."""
 
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 """Weights of the total variation in successive fits of a round to pooled features; and the

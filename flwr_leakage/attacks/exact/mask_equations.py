@@ -34,9 +34,9 @@ from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Linearized
 
 NEGLIGIBLE = 1e-6
-"""Share of the largest singular value of the masked layer's own equations below which equations
-are left out. Already below ``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`); at
-``NEGLIGIBLE`` 1 % of it is left."""
+"""Share of the largest singular value below which equations are left out. They come from the weight
+gradient of the layer whose ReLU mask is known. Already below ``LEAST_SINGULAR`` they lose weight
+(:meth:`Whitened.faded`); at ``NEGLIGIBLE`` 1 % of it is left."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Hidden:
 
     @property
     def num_proven(self) -> int:
-        """The number of channels of the layer of ReLUs whose mask is proven."""
+        """The number of channels whose mask, which says which ReLUs are on, is proven."""
         return int(proven_channels(self.known.mask).sum())
 
     @property

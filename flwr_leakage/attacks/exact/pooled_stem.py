@@ -82,8 +82,9 @@ TURNS, GAIN = 40, 0.5
 log-likelihood of each change."""
 
 EQUAL = 50
-"""Difference up to which the values of two windows are equal, in units of their noise. At 10, four
-groups of 9,300 were not whole, and one image had 51 dB in place of more than 100."""
+"""Difference, in units of their noise, up to which the values of two pooling windows count as
+equal, so that the windows share their maximum. At 10, four of 9,300 groups of such windows were
+torn apart, and one image had 51 dB in place of more than 100."""
 
 ITERATIONS, TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and their relative residual."""
@@ -148,7 +149,8 @@ class Stem:
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the derivative (1, c, H, W) of the loss by the convolution's input.
 
-        ``errors`` (1, C, H, W) is that by its outputs. The weight is the stem's own by default.
+        ``errors`` (1, C, H, W) are the derivatives by the convolution's outputs. The weight is the
+        stem's own by default.
         """
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)

@@ -119,12 +119,15 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float:
-        """Largest magnitude that an unknown input of the layer may have."""
+        """The largest magnitude that an input may have of which pruning left no gradient entry."""
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
     @property
     def error_bound(self) -> float:
-        """Largest magnitude that an unknown error ∂L/∂u of the layer's outputs u may have."""
+        """The largest magnitude that an unknown error ∂L/∂u of an output u of the layer may have.
+
+        Otherwise pruning would have kept an entry of the gradient that shows it.
+        """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:

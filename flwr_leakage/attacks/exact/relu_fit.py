@@ -131,7 +131,7 @@ def fade(
 
 
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
-    """Return an empty store of eigenvalues that precondition several Gauss–Newton steps.
+    """Return an empty store for the eigenvalues by which Gauss–Newton steps are preconditioned.
 
     They are computed for the step after one that took more than ``many`` iterations of conjugate
     gradients, and are kept for 1000 iterations at least.

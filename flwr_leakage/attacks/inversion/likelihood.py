@@ -55,7 +55,7 @@ class Groups:
 
     @classmethod
     def of(cls, problem: Problem) -> "Groups":
-        """Return the groups of entries of the updates of all rounds, such as those of a kernel."""
+        """Return the groups of a problem's update, over all rounds, such as a kernel's entries."""
         rounds = problem.rounds
         return cls([value.shape for posed in rounds for value in posed.gradient.values()])
 

@@ -37,8 +37,8 @@ STEPS = 40
 """Number of Levenberg–Marquardt steps from each start; more only take longer."""
 
 SPREAD = 3.0
-"""Standard deviation of the logits of the starts, in each direction that the features span (chosen
-on development draws; no table)."""
+"""Standard deviation that random starts of the search have in the logits, along each direction in
+which features can move the logits (chosen on development draws; no table)."""
 
 LARGEST_MISFIT = 1e-3
 """Largest share of a sample's error outside the span of the columns of the last layer's gradient at

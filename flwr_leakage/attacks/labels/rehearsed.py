@@ -28,8 +28,8 @@ Its error on dummies of another kind is taken for its error on private samples. 
 chosen on development draws; no table."""
 
 DUMMIES = 240
-"""Number of dummies of a kind, all classes together, with at least two of each class. The value
-bounds the cost (``LabelRound.infer``)."""
+"""Number of dummy images of each kind, over all classes; there are at least two of each class. The
+value bounds the cost (``LabelRound.infer``)."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
 """Number of samples that all steps of a rehearsal take together, and its smallest and largest
@@ -53,7 +53,8 @@ NOISE_DRAWS = 2
 and once clipped. Six rehearsals give 24 noisy ones."""
 
 NOISE_AGAIN = 24
-"""Draws of noise that are added to a noisy update again, to see how far its own counts move."""
+"""Number of draws of noise that are added to an update that is noisy already, to see how far its
+class counts move."""
 
 NOISE_SHARE = 0.01
 """Share of noise in the last layer's update above which the noise counts as that of a defense. From
@@ -111,10 +112,11 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
 """
 
 BIASED = tuple(METHODS)[:3]
-"""The methods that need a bias of the logits."""
+"""The names of the methods that need a trained bias of the logits."""
 
 REPLAY = "replay of the last layer"
-"""The name of the method of :class:`ClassCounts`, which has no free rate."""
+"""The name of the method of :class:`ClassCounts`, which replays the last layer's training, and has
+no free rate."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,9 @@ class Rehearsals:
         return min(1.0, math.sqrt(own / max(repeated, 1e-300)))
 
     def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
-        """Return the rehearsals, scaled by ``size``, with noise of σ = ``std`` on each entry.
+        """Return noisy rehearsals: each update, scaled by ``size``, with ``NOISE_DRAWS`` noises.
+
+        ``std`` is the noise's standard deviation in an entry of the pseudo-gradient.
 
         Raises:
             ValueError: the rehearsals' updates were not kept.

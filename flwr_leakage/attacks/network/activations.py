@@ -264,7 +264,7 @@ RELU = Activation(
 )
 
 IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=lambda a: a)
-"""The activation of the last layer, whose outputs are the logits."""
+"""The activation that changes nothing, such as that of the last layer, which gives the logits."""
 
 
 def leaky_relu(tilt: float | Tensor) -> Activation:

@@ -194,7 +194,9 @@ class Kept(Generic[T]):
         return self.made
 
     def note(self, iterations: int) -> None:
-        """Count a step's iterations, and decide whether a new preconditioner is due."""
+        """Count a step's iterations of conjugate gradients, and decide whether the next step needs
+        a new preconditioner.
+        """
         self.served += iterations
         is_old = self.made is None or self.served > self.least
         self.is_due = is_old and iterations > self.many

@@ -32,8 +32,8 @@ at which texts are certified. Private texts had 4e-7 and 1.3e-7 at most, and nea
 neighbour token, two tokens swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
 
 REPLAYS = 5
-"""Largest number of replays by which the part of the embeddings is removed from the gradient of a
-table that is also the last layer."""
+"""Largest number of replays for a table that is the last layer's weight, too. They remove the part
+that the table has as the embeddings from its gradient."""
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ NEAR = 1e-3
 float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
 ROUGH = 0.5
-"""Largest error of a span that is used to recognise texts. Private vectors lay within a hundredth
-of the span's error (width 192, one step at rates 0.1 and 0.01, parameters sent in float32)."""
+"""Largest :attr:`Span.error` of a span that is used to recognise texts. The relative distance of
+private vectors from a span was at most a hundredth of this error (width 192, one step at rates 0.1
+and 0.01, parameters sent in float32)."""
 
 FAINT = 1e-5
-"""Share up to which a token at a position is left out of the attention's outputs. A hundred tokens
-that are left out change an output by at most ``NEAR``."""
+"""Share of a token at a position up to which the token is left out when the attention's outputs are
+computed. A hundred tokens that are left out change an output by at most ``NEAR``."""
 
 PRIOR = 4.0
 """Logit with which the search begins for a pair of token and position to which the gradients of the
@@ -125,7 +126,7 @@ class Spans:
 
     @property
     def attention(self) -> Attention:
-        """The first attention of the model, which was found."""
+        """The first attention of the model. It is known, as :meth:`of` refuses other models."""
         assert self.anatomy.attention is not None
         return self.anatomy.attention
 

@@ -152,8 +152,8 @@ def placed_tokens(
 
 
 DAMPINGS = (1e-6, 1e-4, 1e-2, 1.0)
-"""Dampings of the least-squares guess, as shares of the mean square of the positions' rows. Each is
-tried, and the one with the least residual is taken."""
+"""Dampings of the least-squares guess of a text's tokens, as shares of the mean squared norm of the
+positions' gradient rows. Each is tried, and the guess with the least residual is taken."""
 
 
 def _settled(

@@ -71,7 +71,8 @@ class FeaturePass:
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
         """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
 
-        The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show this.
+        The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show whether it
+        is possible: with zeros for negative entries, the inputs must be those with the ReLU.
         """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)

@@ -42,7 +42,7 @@ LATE_STAGES = (30.0, 1.0)
 that are nearly right."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
-"""The start of a search; see :func:`_begin`."""
+"""The name of a start of the search for the errors of local steps; see :func:`_begin`."""
 
 TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("at once", LATE_STAGES, 1.0),
@@ -64,8 +64,9 @@ give by the softmax. The unit is σ relative to the root mean square of the sums
 is the noise of an entry. The value was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
-"""Misfit of a mixture up to which no further start is tried. It is the sum of two mean squares,
-each of which is at most 1 by noise alone; the limit is twice that sum."""
+"""Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
+no further start is tried. It is the sum of two mean squares, each of which is at most 1 by noise
+alone; the limit is twice that sum."""
 
 
 @dataclass(frozen=True)
