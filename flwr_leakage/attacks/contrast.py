@@ -103,11 +103,11 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return coordinates of the same images, scaled so that their pixels just reach the bounds.
+        """Return coordinates (B, C, H, W) of given images, scaled to the largest contrast.
 
-        Coordinates, of which ``point`` is an example, have the shape (B, C, H, W), and the prior
-        maps them to network inputs. The gradient stays the same. Coordinates of images of known
-        contrast are returned as they are.
+        ``point`` holds the images' coordinates under the prior, which maps them to network inputs.
+        Pixels of the scaled images just reach their bounds, and the gradient stays the same.
+        Coordinates of images of known contrast are returned as they are.
         """
         if self.unknown == "none":
             return point

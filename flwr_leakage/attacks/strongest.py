@@ -176,11 +176,12 @@ class Strongest:
     def _continue(
         self, job: AttackJob, target: "_Target", name: str, attack: Continuation, limit: float
     ) -> None:
-        """Run an attack of type ``Finish`` from the likely candidates of other attacks.
+        """Run an attack that continues from the likely candidates of other attacks.
 
-        It ends when the observation is solved, when the attack refuses it, or when no time is left.
-        The job has this observation alone, whose state ``target`` is updated. ``limit`` is the CPU
-        seconds for the observation in total.
+        The attack is a :class:`Finish` or a :class:`Denoising`. It is run until the observation is
+        solved, until it refuses the observation, or until no time is left. The job has this
+        observation alone, whose state ``target`` is updated. ``limit`` is the CPU seconds for the
+        observation in total.
         """
         assert target.evidence is not None
         if job.spec.is_text:

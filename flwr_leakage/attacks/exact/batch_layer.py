@@ -47,7 +47,7 @@ pass."""
 ZERO_SHARE = 1e-9
 """An entry of the inputs counts as zero in all samples if its magnitude is below this fraction
 of the largest entry. Rounding of mixtures of samples is 1e-15 of the largest entry, times the
-condition number of the gradient's factors, which may so be up to 1e6."""
+condition number of the gradient's factors. So this number may be up to 1e6."""
 
 NUM_PROBES = 4
 """Number of random images whose passes show how the layers of the network are connected."""
@@ -280,7 +280,7 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        # the loss does not depend on these parameters, as the layer's outputs are given
+        # The loss does not depend on these parameters, as the layer's outputs are given.
         own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 

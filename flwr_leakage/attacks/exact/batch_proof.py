@@ -263,7 +263,8 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
             for each, label, spread in zip(inputs, labels, spreads, strict=True)
         ]
     )
-    # If the layer has few outputs, any samples span the errors: then each needs its own proof.
+    # If the layer has few outputs, errors of wrong samples span the gradient, too. Then each sample
+    # needs a proof of its own.
     sound = (
         residual <= NOISE_DEVIATIONS * noise + FLOAT32_RELATIVE_ERROR
         and (layer.surplus >= SPARE_EQUATIONS or bool((pins * units <= PROVEN_DEVIATION).all()))

@@ -82,8 +82,8 @@ class MaskEquations:
     def residual(self, inputs: Tensor, blur: float = 0.0) -> Tensor:
         """Return all residuals (1, R) of the equations at an input x (1, *shape) of the network.
 
-        ReLUs are averaged over normal noise of the deviation ``blur`` in the input of their layer.
-        For units of the masked layer whose state is unknown, the deviation is half as large.
+        ReLUs are averaged over normal noise in the input of their layer, of standard deviation
+        ``blur``. For units of unknown state in the layer whose mask is sought, it is half of this.
         """
         return self.linearise(inputs, blur).value
 

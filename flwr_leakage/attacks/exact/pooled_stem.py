@@ -47,10 +47,10 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
-"""Width τ of the entries' normal error in the first step, in units of the standard deviation of
-the windows' values; its ratio from step to step; and the number of steps before choices of
-maxima are turned. These values and those below were chosen on one development draw of a
-ResNet-18 at 64×64 pixels, and held on four more; no table."""
+"""Width τ of the normal error of the values before pooling in the first step, in units of the
+standard deviation of the windows' values; its ratio from step to step; and the number of steps
+before the maxima's places are corrected by the gradient. These values and those below were chosen
+on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no table."""
 
 JOINS = 0.12
 """Width τ of the error of the values before pooling, in units of the standard deviation of the

@@ -482,7 +482,7 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the lines that fit ReLUs best under normal laws of their inputs, and what they leave.
+    """Return for each ReLU the line that fits it best under a normal law of its input.
 
     Each ReLU has a law of its own, with its ``mean`` and ``deviation`` > 0. The three tensors are
     the slopes, the lines' values at the means, and the variances of the ReLUs around the lines.

@@ -83,10 +83,10 @@ class Features:
     error: Tensor | None = None
 
     def __str__(self) -> str:
-        """Return in words of how many ReLUs the outputs, or only equations of them, are known.
+        """Return a text on how many ReLUs have known outputs, and how many have only equations.
 
-        If there are any, it adds how many wrong entries of masks, which say where a unit is on,
-        were repaired, and how many channels are left out as contradicting the others.
+        If there are any, the text adds how many wrong entries of masks, which say where a unit is
+        on, were repaired, and how many channels are left out as contradicting the others.
         """
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:

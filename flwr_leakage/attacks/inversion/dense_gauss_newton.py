@@ -245,8 +245,8 @@ class _Equations:
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Return P residuals of the gradient, followed by N distances of pixels from their range.
 
-        The images (B, C, H, W) have N values, and ``gradient`` (P,) is theirs. The residual of an
-        entry that may have been pruned is its distance from the values that pruning allows.
+        The images (B, C, H, W) have N values, and their gradient is ``gradient`` (P,). The residual
+        of an entry that may have been pruned is its distance from the values that pruning allows.
         """
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)

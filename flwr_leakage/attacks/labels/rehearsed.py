@@ -22,10 +22,10 @@ from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
-"""The kinds of dummies: for each, the probability of its own class up to which a dummy is moved,
-and the share of labels that are wrong. A method is calibrated on two kinds and tested on the third.
-Its error on dummies of another kind is taken for its error on private samples. The values were
-chosen on development draws; no table."""
+"""The kinds of dummy images. For each kind: the probability of a dummy's class up to which the
+network's gradient moves the dummy, and the share of labels that are wrong. A method is calibrated
+on two kinds and tested on the third. Its error on dummies of another kind is taken for its error on
+private samples. The values were chosen on development draws; no table."""
 
 DUMMIES = 240
 """Number of dummy images of each kind, over all classes; there are at least two of each class. The

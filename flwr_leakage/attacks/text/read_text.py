@@ -130,7 +130,8 @@ class ReadText(OneByOne):
             raise ValueError(f"{reason}{error}") from error
         if not texts:
             raise ValueError(f"{reason}no text has all of its vectors in the spans.")
-        # With a rotated q and k, a text of one repeated token mixes equal values. So it comes last.
+        # If positions only rotate q and k, the attention of a text that repeats one token averages
+        # equal values, whatever the text's length. So spans tell least of it, and it comes last.
         texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
 

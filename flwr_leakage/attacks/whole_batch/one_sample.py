@@ -326,9 +326,10 @@ class OneSample:
 def _behind(
     problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
 ) -> tuple[KnownErrors, Likelihood]:
-    """Return the equations that one linear layer's features leave, and their observed values.
+    """Return the equations of an image, once a linear layer's features and error are read.
 
-    ``likelihood`` holds the observed values, noise and bounds of the update's entries.
+    The second result holds their observed values. ``likelihood`` holds the observed values, noise
+    and bounds of the update's entries.
 
     Raises:
         ValueError: the layer's gradient is no outer product, its features are not those of a ReLU

@@ -60,8 +60,8 @@ are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
-give by the softmax. The unit is σ relative to the root mean square of the sums' entries, where σ
-is the noise of an entry. The value was chosen on development draws; no table."""
+give by the softmax. The unit is the noise of an entry of the last layer's change, relative to the
+root mean square of its entries. The value was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
 """Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
