@@ -158,8 +158,8 @@ def solve_features(
 def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
     """Return for each of O output channels the size of residuals that is typical for its gradient.
 
-    ``size`` (O,) holds root mean squares of the channels' residuals. It is 0 for a channel none of
-    whose equations other channels check. ``kept`` (O,) is true for channels whose equations are
+    ``size`` (O,) holds root mean squares of the channels' residuals. It is 0 for a channel if other
+    channels check none of its equations. ``kept`` (O,) is true for channels whose equations are
     used, and ``scale`` (O,) holds the norms of the channels' gradients. The medians are over kept
     channels of nonzero size: the result is the larger of the median size, and of the median of
     ``size / scale`` times the channel's own scale. The result is infinite if there is no such

@@ -103,7 +103,8 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
     "shift of the logits": lambda s, r: (s.before.log() + r * s.logits).softmax(0),
     "answers after training": lambda s, r: (r * s.after.log()).softmax(0),
 }
-"""Class frequencies c (K,) from a shift and one free rate r > 0.
+"""The methods by name. Each gives class frequencies c (K,) for a :class:`Shift` and one free rate
+r > 0.
 
 - The first is exact for SGD if p̄, the mean softmax along the way, is known: the bias changes by
   −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). It takes the mean of both ends for p̄.
@@ -160,7 +161,7 @@ class _Rehearsed:
     """One rehearsal of a client's training on dummy samples with known labels.
 
     Attributes:
-        kind: the number of the kind of dummies, such as noise.
+        kind: the index of the kind of dummies in ``KINDS``.
         delta: the update that the training gave; empty if it is not kept.
         shift: the change of the classifier's outputs by that training.
         truth: (K,) the frequencies of the dummies' classes.

@@ -167,7 +167,7 @@ T = TypeVar("T")
 
 @dataclass
 class Kept(Generic[T]):
-    """A preconditioner that serves several steps, until conjugate gradients take long with it.
+    """A store of a preconditioner, for as many steps as conjugate gradients are fast with it.
 
     Attributes:
         many: number of iterations in one step above which another preconditioner is needed.

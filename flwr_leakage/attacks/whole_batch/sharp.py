@@ -63,8 +63,8 @@ development draws; no table."""
 class Sharpening:
     """The settings of the final steps of a batch whose equations determine its images.
 
-    In these steps each ReLU is averaged over noise with the posterior deviation of its own input,
-    until the states of all units are settled.
+    In these steps each ReLU is averaged over noise with the posterior standard deviation of its own
+    input, until the states of all units are settled.
 
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
