@@ -23,12 +23,12 @@ INVARIANT = 0.1
 """Relative change of each tensor's gradient up to which it counts as the same when contrast grows
 by a quarter. On development draws, the normalisation's ε caused a change of 1e-4, and a ReLU near
 its kink one of 0.008. Where the gradient depends on contrast, that of the first weights changes by
-about a quarter; no table."""
+about a quarter; no results are kept."""
 
 OUTSIDE = 5e-4
 """Share of an image's pixel values that may leave [0, 1], as a candidate has errors. Among 3,072
 values that is one. On 200 images of CIFAR-10, the contrast then has a median error of 55 dB; no
-table."""
+results are kept."""
 
 
 @dataclass(frozen=True)

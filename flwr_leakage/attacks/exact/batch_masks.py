@@ -44,7 +44,7 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     vector = start / start.norm()
     values = basis @ vector
     # A small first width keeps the vector near its start. It and its decay were chosen on
-    # development draws; there is no table.
+    # development draws; no results are kept.
     width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(60):

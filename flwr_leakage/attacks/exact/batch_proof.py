@@ -295,7 +295,7 @@ def replays(
     the change that a small move of the inputs causes, as a few units near zero change sides then.
     ``relative`` (B,) holds the standard deviations of the inputs' errors, relative to the inputs'
     size. The size of this move, its multiple and its largest share of a gradient were chosen on
-    development draws; there is no table.
+    development draws; no results are kept.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

@@ -79,7 +79,10 @@ class Link:
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
-        """Return ``W ∗ a`` (B, *output_shape) for a layer's inputs a (B, *input_shape)."""
+        """Return ``W ∗ a`` (B, *output_shape) for a layer's weight W and inputs (B, *input_shape).
+
+        It is a convolution, or the product W a of a linear layer.
+        """
         if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
         _, dilation, padding, stride = self.geometry

@@ -63,7 +63,7 @@ input is fitted."""
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 """Weights of the total variation in successive fits of a round to pooled features; and the
 standard deviation of the noise that is added at the start of a further round, in units of the
-network's normalised input. They were chosen on training images of CIFAR-10; no table."""
+network's normalised input. They were chosen on training images of CIFAR-10; no results are kept."""
 
 SIGN_DRAWS = 24
 """Largest number of inputs that are drawn near the one found if it meets the features, but its

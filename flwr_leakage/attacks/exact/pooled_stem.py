@@ -50,7 +50,8 @@ WIDTH, FALL, COARSE = 2.0, 0.72, 13
 """Width τ of the normal error of the values before pooling in the first step, in units of the
 standard deviation of the windows' values; its ratio from step to step; and the number of steps
 before the maxima's places are corrected by the gradient. These values and those below were chosen
-on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no table."""
+on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no results are
+kept."""
 
 JOINS = 0.12
 """Width τ of the error of the values before pooling, in units of the standard deviation of the

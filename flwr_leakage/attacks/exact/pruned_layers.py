@@ -91,7 +91,7 @@ class PrunedLayer:
         product = errors[:, None] * row
         left = kept * (product - both)
         # A gradient farther from an outer product than noise explains has several samples. (The
-        # limit was chosen on development draws; no table.)
+        # limit was chosen on development draws; no results are kept.)
         if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float(has_error.sum() + known.sum())

@@ -495,7 +495,10 @@ class ChainLinearization(Linearized):
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,) for a change v (B, C, H, W) of the images, with the Jacobian J."""
+        """Return J v (P,) for a change v (B, C, H, W) of the images.
+
+        J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
+        """
         self.products += 1
         # the change of each layer's patches, or of each stage's inputs
         moved: list[Tensor] = []
@@ -522,7 +525,10 @@ class ChainLinearization(Linearized):
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u (B, C, H, W) for a vector u (P,), with the Jacobian J by the images."""
+        """Return Jᵀ u (B, C, H, W) for a vector u (P,).
+
+        J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
+        """
         self.products += 1
         duals, told = self._parted(dual)
         inner: list[Tensor] = []  # for each step, the direction that u implies for its inputs

@@ -28,7 +28,7 @@ large that it never binds."""
 BORROWED = 3.0
 """Weight of a whole tensor's mean square in the mean square of each group of its entries, in units
 of one entry's weight. The few entries of a group alone would give a poor estimate. The value was
-chosen on development draws; no table."""
+chosen on development draws; no results are kept."""
 
 
 @dataclass(frozen=True)

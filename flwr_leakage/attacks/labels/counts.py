@@ -19,7 +19,7 @@ from flwr_leakage.records import InputSpec
 HIDDEN = 1 / 30
 """Largest singular value of rounding, as a share of the least one that samples cause, at which the
 span of the last layer's gradient counts as that of the samples' errors. With parameters in single
-precision the share was up to 1e-3 on batches of four of trained networks; no table."""
+precision the share was up to 1e-3 on batches of four of trained networks; no results are kept."""
 
 NEGATIVE = 1e-3
 """Size up to which a negative entry of a sample's error counts as zero. The error is the derivative
@@ -29,12 +29,12 @@ CHANCE = 0.75
 """Largest probability with which a class without samples seems possible, at which each possible
 class is given a sample. For 10 classes, this allows up to B = 6 samples. At B = 8, with a
 probability of 98 %, fewer labels were right with this rule than without it (four trained networks,
-development images; no table)."""
+development images; no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all
 samples have nearly the same softmax, the residual is up to a tenth; with a wrong softmax, it is
-about 1. No table."""
+about 1. No results are kept."""
 
 MOST_CLASSES = 200
 """Largest number of classes at which linear programs, one for each class, show which classes

@@ -25,7 +25,7 @@ KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
 """The kinds of dummy images. For each kind: the probability of a dummy's class up to which the
 network's gradient moves the dummy, and the share of labels that are wrong. A method is calibrated
 on two kinds and tested on the third. Its error on dummies of another kind is taken for its error on
-private samples. The values were chosen on development draws; no table."""
+private samples. The values were chosen on development draws; no results are kept."""
 
 DUMMIES = 240
 """Number of dummy images of each kind, over all classes; there are at least two of each class. The
@@ -46,7 +46,7 @@ for each rehearsal."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
-frequencies: skewed clients, as in experiments on label skew. No table."""
+frequencies: skewed clients, as in experiments on label skew. No results are kept."""
 
 NOISE_DRAWS = 2
 """Number of draws of an update's noise that are added to each rehearsal, once at its full length

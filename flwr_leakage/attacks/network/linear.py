@@ -134,9 +134,9 @@ def _split(
     The noise follows from the singular values beyond the rank. The rank counts those that exceed
     ``above`` times the largest one that this noise is expected to have. In float32 gradients,
     larger entries have larger noise. So singular values up to 30 times the threshold may still be
-    noise (chosen on development draws; no table), and the widest gap among them decides. A layer of
-    few rows has few singular values beyond the rank, and the smallest of them are far below the
-    largest. So the noise of a float32 gradient is at least its rounding.
+    noise (chosen on development draws; no results are kept), and the widest gap among them decides.
+    A layer of few rows has few singular values beyond the rank, and the smallest of them are far
+    below the largest. So the noise of a float32 gradient is at least its rounding.
 
     ``part`` holds the nonzero rows of the gradient, with that many nonzero ``columns``.
     ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``

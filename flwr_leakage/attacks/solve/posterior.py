@@ -113,7 +113,10 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s (B, C, H, W), half of the derivative by s of the prior's term ρ sᵀ Q s."""
+        """Return ρ Q s (B, C, H, W), half of the derivative of the prior's term ``ρ sᵀ Q s``.
+
+        s are coordinates (B, C, H, W) of images, ρ is the prior's weight and Q its matrix.
+        """
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))

@@ -35,7 +35,7 @@ PRIOR = 4.0
 """Logit with which the search begins for a pair of token and position to which the gradients of the
 embedding tables give the weight 1. Pairs of little weight then soon stop counting: the search for
 eight texts took 1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out
-below a share of 1e-4). No table."""
+below a share of 1e-4). No results are kept."""
 
 SITES = 4
 """Number of groups of layers whose spans are compared. The two groups with the most exact spans
@@ -45,7 +45,8 @@ there."""
 
 PROBES = 48
 """Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
-near the span is rejected, as its part in these directions is at most its distance. No table."""
+near the span is rejected, as its part in these directions is at most its distance. No results are
+kept."""
 
 
 @dataclass(frozen=True)

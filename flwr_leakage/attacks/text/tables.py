@@ -194,7 +194,7 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
     of 16 tokens, and 34 by least squares.
     """
     covariance = words.T @ words + places.T @ places
-    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
+    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no results are kept.
     scale = 0.01 * covariance.diagonal().mean()
     filters = torch.linalg.solve(covariance + scale * torch.eye(len(covariance)).to(words), words.T)
     return places @ filters / (words.T * filters).sum(0)
@@ -202,7 +202,7 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
 
 ROWS = 48
 """Number of the strongest singular directions of a layer's gradient that the tokens must explain.
-The value was chosen on development draws; no table."""
+The value was chosen on development draws; no results are kept."""
 
 EXACT = 1e-4
 """Relative residual at which the tokens explain a gradient without noise: ten times the largest

@@ -56,7 +56,7 @@ number of draws of the posterior in a step of sharpening. Both bound the cost.""
 EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS = 0.5, 0.5, (0.5, 0.03)
 """The power p of differences in the prior of edges; the weight of that prior (1 follows from the
 residual's own size); and the blurs of the first and the last step. They were chosen on
-development draws; no table."""
+development draws; no results are kept."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +276,8 @@ class Edges:
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        # On development draws (no table) these steps lost at 1.4 equations per unknown, and won at
-        # 1.0.
+        # On development draws (no results are kept) these steps lost at 1.4 equations per unknown,
+        # and won at 1.0.
         if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""

@@ -61,7 +61,7 @@ are right to 1 % on all but 4."""
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
 give by the softmax. The unit is the noise of an entry of the last layer's change, relative to the
-root mean square of its entries. The value was chosen on development draws; no table."""
+root mean square of its entries. The value was chosen on development draws; no results are kept."""
 
 SOLVED_MISFIT = 4.0
 """Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
@@ -134,7 +134,7 @@ def separate_steps(
         if not sums.reach > 0:
             raise ValueError("the last bias's update does not tell the scale of the features.")
         # Up to a relative noise of 3e-4, the right mixture explains the sums far better than others
-        # (chosen on development draws; no table).
+        # (chosen on development draws; no results are kept).
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
@@ -142,7 +142,7 @@ def separate_steps(
         if budget.is_spent or (best is not None and best.misfit <= SOLVED_MISFIT):
             break
     # On development draws, the first step was right up to a misfit of 100, and only steps with
-    # small errors were mixed up. There is no table.
+    # small errors were mixed up. No results are kept.
     if best is None or not best.misfit <= 100.0:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     shape = len(best.features), len(live)
