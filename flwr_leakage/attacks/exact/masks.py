@@ -6,9 +6,9 @@ nonnegative and partly zero. Then it is mostly a vertex of the polytope of the e
 nonnegative solutions, often the one with the least sum. The values of a at a candidate for the
 network's input are another guess of a. Each guess gives a guess of the mask [a > 0].
 
-A mask is checked by the layer before the ReLUs, whose outputs are ``W ∗ h + b`` for an input h. Let
-e be the derivatives of the loss by these outputs as if all units were active, which the layers
-behind determine. Then
+The layer before the ReLUs, ``z = W ∗ h + b`` for an input h, shows whether a mask is right. Let e
+be the derivatives of the loss by z as if all units were active, which the layers behind determine.
+Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 

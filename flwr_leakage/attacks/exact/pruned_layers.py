@@ -119,7 +119,10 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float:
-        """The largest magnitude that an input may have of which pruning left no gradient entry."""
+        """The largest magnitude that an unknown input of the layer may have.
+
+        Otherwise pruning would have kept an entry of the gradient that shows it.
+        """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
     @property

@@ -313,7 +313,7 @@ class MatrixLayer:
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return for each of a layer's inputs the sum (n, B) of all entries of patches it fills.
+        """Return for each of a layer's inputs the sum (n, B) of all patch entries that it fills.
 
         ``columns`` (K, P · B) holds the P patches of K entries of each of B ``samples``. This is
         the transpose of :meth:`columns`.

@@ -40,7 +40,7 @@ start counts as successful. By noise alone, the mean of 200 squares or more exce
 times."""
 
 STALL = "led nowhere"
-"""The text on how a search ended that found no solution, so that another start is worth a try."""
+"""The text on the end of a search that found no solution, so that another start is worth a try."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ NEGATIVE = 1e-3
 of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
-"""Largest probability with which a class without samples seems possible, at which each possible
-class is given a sample. For 10 classes, this allows up to B = 6 samples. At B = 8, with a
-probability of 98 %, fewer labels were right with this rule than without it (four trained networks,
-development images; no results are kept)."""
+"""Each possible class is given a sample if a class without samples seems possible with at most this
+probability. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability of 98 %,
+fewer labels were right with this rule than without it (four trained networks, development images;
+no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all

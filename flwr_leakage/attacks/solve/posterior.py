@@ -152,9 +152,9 @@ class Posterior:
     def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
         """Return a random deviation (B, C, H, W) from the coordinates s under the normal posterior.
 
-        The draw is made by perturbation and optimisation: a linear system with random right-hand
-        side, which conjugate gradients (``solver``) solve. In directions that these leave unsolved,
-        the deviation is a draw of the prior N(0, I).
+        The draw is made by perturbation and optimisation (Orieux, Féron and Giovannelli 2012): a
+        linear system with random right-hand side, which conjugate gradients (``solver``) solve. In
+        directions that these leave unsolved, the deviation is a draw of the prior N(0, I).
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)

@@ -131,7 +131,7 @@ class ReadText(OneByOne):
         if not texts:
             raise ValueError(f"{reason}no text has all of its vectors in the spans.")
         # If positions only rotate q and k, the attention of a text that repeats one token averages
-        # equal values, whatever the text's length. So spans tell least of it, and it comes last.
+        # equal values, whatever the text's length. So spans say little about it, and it comes last.
         texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
 

@@ -209,10 +209,10 @@ EXACT = 1e-4
 error of a float32 gradient."""
 
 FALL = 3.0
-"""Least factor between the part of a gradient that the last token of the batch explains, and the
-part that the next token explains, which does not occur. Under noise of 3e-5 and pruning of half of
-the entries this factor was 6 to 600, and less than 2 between tokens that occur (development draws,
-width 192 and 384, 47 tokens)."""
+"""Least ratio of the part of a gradient that the last token of the batch explains to the part that
+the best further token explains. Under noise of 3e-5 and pruning of half of the entries this ratio
+was 6 to 600, and less than 2 between tokens that occur (development draws, width 192 and 384, 47
+tokens)."""
 
 BEYOND = 8
 """Number of further tokens that are tried, to show how much a token explains that does not

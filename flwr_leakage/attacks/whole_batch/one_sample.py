@@ -141,7 +141,7 @@ class LocalSteps(KnownErrors):
 
 
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
-    """Return a local step's functional ``⟨δ, c⟩`` of the features c, by its derivatives δ.
+    """Return the derivatives of a local step's functional ``⟨δ, c⟩`` by the features c.
 
     The features c (n, B), ``outputs``, are the inputs of a linear layer, and δ (n, B), ``errors``,
     the derivatives of the loss by them. The features themselves are not observed in this step.
