@@ -20,13 +20,14 @@ root mean square error of an image at 40 dB."""
 
 LEAST_TIME = 0.05
 """Least share of the time that all remaining tries of normalisations may take together, however
-long the earlier tries took. The value was chosen on development draws; no table."""
+long the earlier tries took. The value was chosen on development draws; no results are kept."""
 
 GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
     "that fits best, and are not proven."
 )
-"""The sentence that tells the user why proven network inputs prove no pixels."""
+"""The sentence that tells the user that a guessed normalisation leaves pixels unproven, even if the
+network's inputs are proven."""
 
 
 def by_fit(
@@ -39,9 +40,9 @@ def by_fit(
 
     1. The values found are those of pixels, such as k / 255, under exactly one normalisation. This
        one is right (:func:`flwr_leakage.conventions.read_normalization`).
-    2. They are not, but their gradient meets the observed one. The normalisations that put all
-       values into the range of pixels are possible. The narrower that range is in network inputs,
-       the likelier are values that fill it.
+    2. The values found do not show the normalisation, but their gradient meets the observed one.
+       All normalisations that put these values into the range of pixels are possible. The narrower
+       that range is in network inputs, the likelier are values that fill it.
     3. Otherwise the attack runs under each public normalisation. These are compared by the energy
        of their results (:class:`flwr_leakage.attacks.evidence.Evidence`).
 
@@ -100,7 +101,8 @@ class _Tries:
         shown: the normalisation that the values of ``first`` show, or ``None``.
         energies: for each possible normalisation, −2 log density of the result under it, up to a
             constant. The least one belongs to the most likely normalisation.
-        answers: the result under each normalisation that was tried; ``first`` is that under others.
+        answers: the result under each normalisation that was tried. Under all others, the result is
+            ``first``.
         seconds: CPU seconds that all runs took.
     """
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 _CLOSE = 1e-4
 """Relative difference up to which two magnitudes count as the same. A client sends parameters that
-are rounded to 2⁻²⁴. That is 6e-5 of a change by a thousandth of the parameter."""
+are rounded to 2⁻²⁴ of their size. If training changes a parameter by a thousandth of its size, this
+rounding is 6e-5 of the change."""
 
 _PLACES = 3
 """Number of outputs of layers that must have an entry of the largest magnitude before entries count

@@ -23,12 +23,12 @@ INVARIANT = 0.1
 """Relative change of each tensor's gradient up to which it counts as the same when contrast grows
 by a quarter. On development draws, the normalisation's ε caused a change of 1e-4, and a ReLU near
 its kink one of 0.008. Where the gradient depends on contrast, that of the first weights changes by
-about a quarter; no table."""
+about a quarter; no results are kept."""
 
 OUTSIDE = 5e-4
 """Share of an image's pixel values that may leave [0, 1], as a candidate has errors. Among 3,072
 values that is one. On 200 images of CIFAR-10, the contrast then has a median error of 55 dB; no
-table."""
+results are kept."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,11 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return a point of the same shape and gradient, whose pixels just reach their bounds.
+        """Return coordinates (B, C, H, W) of given images, scaled to the largest contrast.
 
-        Points are coordinates under the prior, which maps them to network inputs. A point of known
-        contrast is returned as it is.
+        ``point`` holds the images' coordinates under the prior, which maps them to network inputs.
+        Pixels of the scaled images just reach their bounds, and the gradient stays the same.
+        Coordinates of images of known contrast are returned as they are.
         """
         if self.unknown == "none":
             return point

@@ -25,8 +25,8 @@ ROUTED = 1e-2
 Rounding leaves 1e-5, and a scale that is wrong by a dropout of p = 0.1 leaves 0.1."""
 
 ROUNDED = 0.02
-"""Share of zeros within the columns of a linear layer's gradient that may be entries which the
-rounding of parameters on the wire has lost."""
+"""Largest share of zeros within the nonzero rows and columns of a linear layer's gradient at which
+these zeros count as entries that the rounding of sent parameters has lost."""
 
 
 def read_masks(

@@ -80,7 +80,7 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
         except Exception as error:  # a loss is the user's own code
             first = (str(error).strip().splitlines() or [""])[0]
             return f"of {shapes} in {dtype} it says {type(error).__name__}: {first}"
-    # A warning of torch begins so if logits and targets were broadcast to one shape.
+    # A warning of torch begins with these words if logits and targets were broadcast to one shape.
     if any(str(each.message).startswith("Using a target size") for each in told):
         return f"{shapes} are stretched to one shape"
     scalar(value)

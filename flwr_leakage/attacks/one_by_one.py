@@ -173,7 +173,7 @@ PROVEN_INPUTS = "proven_inputs"
 """The key, in the stats of a result, of the number of samples whose network inputs are proven."""
 
 NORMALISATION = "normalisation"
-"""The key, in the stats of a result, of how the normalisation is known: a
+"""The key, in the stats of a result, of the source of the normalisation of its inputs: a
 :data:`flwr_leakage.conventions.Claim`."""
 
 
@@ -220,7 +220,10 @@ def doubted(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def remarked(stats: dict[str, Any], remark: str) -> dict[str, Any]:
-    """Return the stats of a result with one more sentence at the end of its stage."""
+    """Return the stats of a result with a remark at the end of ``stage``, which tells how it ended.
+
+    ``remark`` is one more sentence.
+    """
     stage = str(stats.get("stage", "")).rstrip(".")
     return {**stats, "stage": f"{stage}. {remark}" if stage else remark}
 

@@ -146,7 +146,10 @@ class Problem:
         return self.like.new_zeros(count, *self.spec.shape)
 
     def replay(self, batch: Batch, optimizer: str = "SGD") -> Params:
-        """Return the pseudo-gradient that the client would send for a batch without scaling it."""
+        """Return the pseudo-gradient that the client would send for a batch without scaling it.
+
+        ``optimizer`` is the name of the client's optimizer; see :func:`simulate_gradient`.
+        """
         return simulate_gradient(
             self.gradient_map,
             self.params,
@@ -173,7 +176,10 @@ class Problem:
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
-        """Return the same problem with the gradient divided by the client's scale > 0."""
+        """Return the same problem with the gradient divided by a factor ``scale`` > 0.
+
+        The client has multiplied its update by this factor, such as by clipping.
+        """
         gradient = {name: value / scale for name, value in self.gradient.items()}
         return replace(self, gradient=gradient, scale=self.scale * scale)
 
@@ -376,7 +382,7 @@ def _granted_targets(
         raise ValueError(f"{num_samples} targets must be disclosed, got {len(targets)}.")
     targets = targets[:num_samples]
     soft = targets.is_floating_point()
-    # Class probabilities have the shape of the logits, class ids have one number for each of them.
+    # Class probabilities have the shape of the logits. Class ids lack the axis of the classes.
     expected = (num_samples, *(spec.output_shape if soft else spec.output_shape[:-1]))
     if targets.shape != expected:
         raise ValueError(
@@ -394,11 +400,11 @@ def _granted_targets(
 def as_met(
     gradient_map: GradientMap, spec: InputSpec, params: Params, buffers: Params
 ) -> GradientMap:
-    """Return the gradient map adapted to the model, which is passed two dummy inputs for this.
+    """Return the gradient map with all linear weights as (outputs, inputs), and without dropout.
 
-    Weights that the pass uses in the shape (inputs, outputs) are transposed, so that all linear
-    layers have (outputs, inputs). Calls of dropout are left out. There are two dummy inputs, as
-    BatchNorm does not take a single one.
+    A pass of two dummy inputs shows which weights the model uses in the shape (inputs, outputs),
+    and whether it calls dropout. These weights are transposed, and the calls are left out. There
+    are two dummy inputs, as BatchNorm does not take a single one.
 
     Raises:
         ValueError: the model does not take such inputs, or does not have one output for each class.

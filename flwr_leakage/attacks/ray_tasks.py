@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _OWN = "flwr_leakage"
-"""Ray's namespace of a connection that this module made, and not the program that uses it."""
+"""Ray's namespace of a connection that this module made. If the program that uses it has connected
+to Ray itself, the namespace is another one."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ FLOAT32_ROUNDING = 2.0**-24
 """Relative error of one operation in single precision: half of the spacing of numbers above 1."""
 
 FLOAT32_NOISE = 1e-6
-"""Least standard deviation of a value that is read from a float32 gradient, as a share of the root
-mean square, or of the largest value, of its tensor. A sum of 256 terms accumulates
-``√256 · 2⁻²⁴ = 1e-6``."""
+"""Least standard deviation that is assumed for the error of a value read from a float32 gradient,
+as a share of the root mean square, or of the largest value, of its tensor. A sum of 256 terms
+accumulates ``√256 · 2⁻²⁴ = 1e-6``."""
 
 FLOAT32_RELATIVE_ERROR = 1e-5
 """Relative error that a float32 forward and backward pass may have against float64:
@@ -22,6 +22,6 @@ law, noise exceeds it with a probability of at most 1 % (Chebyshev), and under a
 practice."""
 
 SPARE_EQUATIONS = 20
-"""Least number of equations beyond the number of unknowns at which a solution shows that there is
-such a sample. If chance meets one equation within a tenth once in ten times, it meets all of these
-once in 1e20 times."""
+"""Least number of equations beyond the number of unknowns at which a solution counts as a true
+sample, and not as a coincidence. If chance meets one equation within a tenth once in ten times, it
+meets all of these once in 1e20 times."""

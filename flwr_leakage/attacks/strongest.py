@@ -176,11 +176,12 @@ class Strongest:
     def _continue(
         self, job: AttackJob, target: "_Target", name: str, attack: Continuation, limit: float
     ) -> None:
-        """Run an attack of type ``Finish`` from the likely candidates of other attacks.
+        """Run an attack that continues from the likely candidates of other attacks.
 
-        It ends when the observation is solved, when the attack refuses it, or when no time is left.
-        The job has this observation alone, whose state ``target`` is updated. ``limit`` is the CPU
-        seconds for the observation in total.
+        The attack is a :class:`Finish` or a :class:`Denoising`. It is run until the observation is
+        solved, until it refuses the observation, or until no time is left. The job has this
+        observation alone, whose state ``target`` is updated. ``limit`` is the CPU seconds for the
+        observation in total.
         """
         assert target.evidence is not None
         if job.spec.is_text:
@@ -217,8 +218,10 @@ class Strongest:
 class _Target:
     """The state of one observation (target) between two attacks of a portfolio.
 
-    A solved target needs no further attack. A target that is done also needs no continuation from a
-    candidate: its samples are proven, or only rounding is left of the update.
+    ``best`` is the most likely result so far, with its ``energy``, −2 log posterior. ``evidence``
+    judges results; it is ``None`` if the observation cannot be attacked. A solved target needs no
+    further attack. A target that is done also needs no continuation from a candidate: its samples
+    are proven, or only rounding is left of the update.
     """
 
     evidence: Evidence | None
@@ -265,7 +268,7 @@ class _Target:
         none = Reconstruction(None, math.nan, error="not attacked")
         target = cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
         if target.left(limit) > 0:
-            _ = evidence.told  # this judges every answer, so that its time must fit into the budget
+            _ = evidence.told  # these equations judge every answer, and their time is budgeted, too
             target.seconds = target.posing = watch.seconds
         return target
 
@@ -284,7 +287,7 @@ class _Target:
         return left if left > self.least else 0.0
 
     def is_over(self, limit: float) -> bool:
-        """Return whether no attack is begun on the observation any more, but continuations.
+        """Return whether no further attack begins on the observation, except from a candidate.
 
         ``limit`` is the CPU seconds for the observation in total.
         """
@@ -292,7 +295,7 @@ class _Target:
 
     @property
     def least(self) -> float:
-        """About how many CPU seconds an attack takes up to the end of its first step.
+        """An estimate of the CPU seconds that an attack takes until its first step has ended.
 
         An attack begins with the work of turning the observation into a problem. A step takes about
         as long as comparing a result with the update a few times.
@@ -388,7 +391,7 @@ class _Target:
         if scale != 1:
             reason += f"{', ' if reason else ''}of an update that was scaled by {scale:.3g}"
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
-        origin = name.partition(" + ")[0]  # a candidate and its finish have the same errors
+        origin = name.partition(" + ")[0]  # a candidate and its continuation have the same errors
         rival = self.candidates.get(origin)
         is_better = rival is None or judged.energy < rival.energy
         is_best = self.best.batch is None or judged.energy < self.energy
@@ -405,7 +408,10 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Compare all results so far again by other evidence, which is used for later ones, too."""
+        """Compare all results so far anew by other evidence, by which later ones are compared, too.
+
+        Such evidence is, for example, the equations that proven features leave open.
+        """
         self.evidence = evidence
         for origin, old in self.candidates.items():
             new = Candidate(old.name, old.batch, evidence.judge(old.batch))
@@ -416,7 +422,10 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return attacks' names and candidates that are about as likely as the best, best first."""
+        """Return the candidates that are about as likely as the best one, the most likely first.
+
+        Each stands after the name of the attack that found it.
+        """
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
@@ -457,8 +466,8 @@ class _Target:
 
 
 MOST = 3
-"""Largest number of candidates that are continued after all attacks. Less likely ones have seldom
-won."""
+"""Largest number of candidates of an observation from which an attack continues, the most likely
+ones first. Less likely candidates have seldom won."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""
@@ -578,10 +587,11 @@ def _is_known(result: Reconstruction) -> bool:
 
 
 def _alike(lefts: Mapping[int, float]) -> list[list[int]]:
-    """Return observations in groups that an attack takes together, by the CPU seconds left to each.
+    """Return groups of observations that an attack takes together, by the CPU seconds left to each.
 
-    Each group's observations have at least half as much time as the one with most, so that one
-    whose time is nearly spent does not cut the others short. They keep their order.
+    ``lefts`` holds these seconds by the observation's index. In each group, every observation has
+    at least half as much time as the one with most, so that one whose time is nearly spent does not
+    cut the others short. A group lists its indices in ascending order.
 
     Example:
         >>> _alike({0: 60.0, 1: 58.0, 2: 5.0})

@@ -32,9 +32,9 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
-"""Key in the stats of a reconstruction whose unseen pixels are a posterior's mean. Its value is an
-upper bound of the root-mean-square error that the posterior expects of these pixels, for pixel
-values in [0, 1]."""
+"""Key in the stats of a reconstruction whose pixels that pruning hides are the mean of a posterior.
+Its value is an upper bound of the root-mean-square error that the posterior expects of these
+pixels, for pixel values in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ def one_image(
     generator: torch.Generator,
 ) -> Reconstruction:
     """Return the result of an exact attack that found one image, with the image's likeliest label.
+
+    ``misfit`` becomes the objective of the result, and ``stats`` becomes its stats.
 
     Raises:
         ValueError: the labels that are read from the update are not those of one sample.

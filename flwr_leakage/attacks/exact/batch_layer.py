@@ -47,7 +47,7 @@ pass."""
 ZERO_SHARE = 1e-9
 """An entry of the inputs counts as zero in all samples if its magnitude is below this fraction
 of the largest entry. Rounding of mixtures of samples is 1e-15 of the largest entry, times the
-condition number of the gradient's factors, which may so be up to 1e6."""
+condition number of the gradient's factors. So this number may be up to 1e6."""
 
 NUM_PROBES = 4
 """Number of random images whose passes show how the layers of the network are connected."""
@@ -165,7 +165,8 @@ class BatchLayer:
     def projected(self) -> Tensor:
         """The matrix ``W Rᵀ`` (m, b), where R (b, n) is the right factor of the layer's gradient.
 
-        It maps a sample's dual t (b,) with t·β = 1 to the layer's outputs ``z = W Rᵀ t + c``.
+        It maps a sample's dual t (b,) to the layer's outputs ``z = W Rᵀ t + c`` for the sample's
+        input t R. The dual has t·β = 1 with the bias's factor β.
         """
         return self.matrix @ self.factor.right.T
 
@@ -186,10 +187,10 @@ class BatchLayer:
 
     @property
     def surplus(self) -> int:
-        """Number of live units minus the gradient's rank b.
+        """Number of units that some sample of the batch activates, minus the gradient's rank b.
 
-        Each surplus unit is an equation that the errors of true samples meet, and those of others
-        do not. A unit is live if a sample activates it.
+        Each unit more than b is an equation that the errors of true samples meet, and those of
+        others do not.
         """
         return int(self.live.sum()) - self.factor.rank
 
@@ -279,7 +280,7 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        # the loss does not depend on these parameters, as the layer's outputs are given
+        # The loss does not depend on these parameters, as the layer's outputs are given.
         own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 
@@ -421,8 +422,8 @@ class BatchLayer:
     def expected(self, column: Tensor, errors: Tensor) -> float:
         """Return the misfit that noise of the gradient alone causes for a true sample.
 
-        Its errors are s = ∂L/∂z (m,), and ``column`` q (b,) is their coordinates in the gradient's
-        span.
+        The misfit is the part of the sample's errors s = ∂L/∂z (m,) outside the gradient's span,
+        relative to ‖s‖. ``column`` q (b,) holds the coordinates of s in that span.
         """
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5

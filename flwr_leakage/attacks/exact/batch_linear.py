@@ -150,7 +150,10 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples sorted by label, then by mean input, so that rounding keeps their order."""
+    """Return samples sorted by label, and then by mean input.
+
+    Unlike the order in which a search finds them, this order does not depend on rounding.
+    """
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
@@ -353,8 +356,9 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
 
 LEAST_AGREEMENT = 0.9
-"""Least share of units for which an image's mask and the zeros of its column must agree. By chance
-they agree in half of the units, and in 0.9 of 50 units or more once in 4e8 times."""
+"""Least share of a layer's units for which two signs of activity must agree: the image that was
+found activates the unit, and the image's error at the unit is not zero. By chance they agree in
+half of the units, and in 0.9 of 50 units or more once in 4e8 times."""
 
 
 def recover_steps(

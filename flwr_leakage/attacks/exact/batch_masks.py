@@ -44,7 +44,7 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     vector = start / start.norm()
     values = basis @ vector
     # A small first width keeps the vector near its start. It and its decay were chosen on
-    # development draws; there is no table.
+    # development draws; no results are kept.
     width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(60):
@@ -144,9 +144,10 @@ class MaskColumns:
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
         """Return the new samples to which the masks of M duals (b,) lead, one after another.
 
-        A dual t, of any length, gives the input t R of the layer, where R is the right factor of
-        the layer's gradient. The units that this input activates are the mask to start from.
-        ``found`` holds the samples that are found already.
+        A dual t gives a candidate t R for a sample's input of the layer, where R (b, n) is the
+        right factor of the layer's gradient. Each row of ``duals`` is one, of any norm. The units
+        that this input activates are the mask to start from. ``found`` holds the samples that are
+        found already.
         """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
@@ -251,10 +252,11 @@ class MaskColumns:
         mask.
 
         s (m,) are the errors that the final mask gives, of length 1; ``column`` q (b,) holds their
-        coordinates in the gradient's span, and ``misfit`` the part outside it. If t·q ≈ 1 for the
-        candidate's dual t, once s has the size of the candidate's own errors, then s belongs to the
-        candidate, whose dual is kept. Otherwise s belongs to another sample, whose dual is not
-        known yet. In its place stands the part of q outside the span of the found samples' q.
+        coordinates in the gradient's span, and ``misfit`` the part outside it. A sample's dual t
+        (b,) gives its input, and t·q = 1 for its own q. If t·q ≈ 1 for the candidate's t, once s
+        has the size of the candidate's own errors, then s belongs to the candidate, whose dual is
+        kept. Otherwise s belongs to another sample, whose dual is not known yet. In its place
+        stands the part of q outside the span of the found samples' q.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
@@ -279,7 +281,8 @@ class MaskColumns:
 def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
     """Return the part of a vector q (b,) outside the span of the found samples' columns.
 
-    The column of a sample holds the coordinates of its errors in the gradient's span.
+    The column of a sample (b,) holds the coordinates of its errors in the span of a layer's
+    gradient, which has rank b.
     """
     if not found:
         return column

@@ -263,7 +263,8 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
             for each, label, spread in zip(inputs, labels, spreads, strict=True)
         ]
     )
-    # If the layer has few outputs, any samples span the errors: then each needs its own proof.
+    # If the layer has few outputs, errors of wrong samples span the gradient, too. Then each sample
+    # needs a proof of its own.
     sound = (
         residual <= NOISE_DEVIATIONS * noise + FLOAT32_RELATIVE_ERROR
         and (layer.surplus >= SPARE_EQUATIONS or bool((pins * units <= PROVEN_DEVIATION).all()))
@@ -294,7 +295,7 @@ def replays(
     the change that a small move of the inputs causes, as a few units near zero change sides then.
     ``relative`` (B,) holds the standard deviations of the inputs' errors, relative to the inputs'
     size. The size of this move, its multiple and its largest share of a gradient were chosen on
-    development draws; there is no table.
+    development draws; no results are kept.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

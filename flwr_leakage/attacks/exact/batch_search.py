@@ -41,12 +41,13 @@ from flwr_leakage.values import require
 
 ROW_START_SHARE = 0.75
 """Probability that a proposal's search starts at a random row of the gradient's left factor U
-(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no table)."""
+(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no results are
+kept)."""
 
 ONE_SAMPLE_MISFIT = 0.1
 """Largest misfit, of a unit's gradient to the input of one sample, at which one sample alone may
 activate the unit. A larger one shows that several samples do (chosen on development draws; no
-table)."""
+results are kept)."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
@@ -92,7 +93,7 @@ class _Rest:
 
     @cached_property
     def live(self) -> Tensor:
-        """Booleans (m,), true for the layer's units that a remaining sample activates."""
+        """Booleans (m,), true for units of the layer that a sample not yet found activates."""
         sizes = self.factor.left.norm(dim=1)
         return sizes > ZERO_SHARE * sizes.max()
 
@@ -116,7 +117,9 @@ class _Rest:
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
-        """The QR factors (n', r) and (r, r) of :attr:`pixels`, the remaining mixtures of inputs."""
+        """The QR factors (n', r) and (r, r) of :attr:`pixels`, whose columns are mixtures of the
+        inputs of samples not yet found.
+        """
         basis, triangle = torch.linalg.qr(self.pixels)
         return basis, triangle
 

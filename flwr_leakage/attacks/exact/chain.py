@@ -72,26 +72,37 @@ class Link:
 
     @property
     def gain(self) -> Tensor:
-        """|scale_o| ‖W_o‖ (C,) per channel o: z's standard deviation for inputs of variance 1."""
+        """The standard deviation ``|scale_o| ‖W_o‖`` of z in each channel o, (C,), for white noise.
+
+        The noise is the layer's input, with independent entries of variance 1.
+        """
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
-        """Return ``W ∗ a`` (B, *output_shape) for a layer's inputs a (B, *input_shape)."""
+        """Return ``W ∗ a`` (B, *output_shape) for a layer's weight W and inputs (B, *input_shape).
+
+        It is a convolution, or the product W a of a linear layer.
+        """
         if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
         _, dilation, padding, stride = self.geometry
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return the change ``scale · (W ∗ d)`` (B, *output_shape) of a layer's z.
+        """Return the change ``scale · (W ∗ d)`` (B, *output_shape) of a layer's preactivations.
 
-        d (B, *input_shape) is a change of the layer's input.
+        d (B, *input_shape) is a change of the layer's input. ``scale`` (C,) holds the factors of
+        the BatchNorm behind the layer, 1 without BatchNorm.
         """
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
 
     def preactivation(self, inputs: Tensor) -> Tensor:
-        """Return a layer's preactivations z (B, *output_shape) for inputs (B, *input_shape)."""
+        """Return ``z = scale · (W ∗ a + b) + shift`` (B, *output_shape) for inputs a of a layer.
+
+        The inputs have the shape (B, *input_shape). ``scale`` and ``shift`` (C,) stand for the
+        BatchNorm behind the layer.
+        """
         outputs = self.linear(inputs)
         scale, shift, bias = (
             per_channel(values, outputs) for values in (self.scale, self.shift, self.bias)
@@ -99,7 +110,10 @@ class Link:
         return scale * (outputs + bias) + shift
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Return a layer's outputs φ(z) (B, *output_shape) for inputs (B, *input_shape)."""
+        """Return a layer's outputs φ(z) (B, *output_shape) for inputs (B, *input_shape).
+
+        φ is the activation behind the layer, and z are its preactivations.
+        """
         return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
@@ -339,9 +353,11 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
-        """Return the level of a layer: its known outputs φ, and the equations for its input.
+        """Return a layer with known outputs, and the equations that it gives for its input.
 
-        ``known`` holds the known values of φ, and ``output_errors`` is ∂L/∂φ, both in any shape.
+        ``known`` holds the known values of the outputs behind the activation, and
+        ``output_errors`` the derivatives of the loss by these outputs, both in any shape. The
+        equations come from the gradient of the layer's weight.
         """
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
@@ -361,13 +377,13 @@ class Level:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return differences (1, *output_shape) of ``z(a)`` from the z of known outputs.
+        """Return differences (1, *output_shape) of ``z(a)`` from the z that known outputs give.
 
-        a is the layer's input (1, *input_shape). The differences are divided by the mean of the
-        layer's :attr:`Link.gain`, and so are in the units of a. Where an output φ(z) determines z,
-        the difference is weighted by φ'(z), relative to the largest slope. An output may give only
-        a bound on z, as a ReLU's zero does. Then only the excess of ``z(a)`` over the bound counts.
-        Unknown outputs give 0.
+        z are the preactivations of the layer, and a is its input (1, *input_shape). The differences
+        are divided by the mean of the layer's :attr:`Link.gain`, and so are in the units of a.
+        Where an output φ(z) determines z, the difference is weighted by the slope φ'(z), relative
+        to the largest slope. An output may give only a bound on z, as a ReLU's zero does. Then only
+        the excess of ``z(a)`` over the bound counts. Unknown outputs give 0.
         """
         link, outputs, activation = self.link, self.known.values, self.link.activation
         z = link.preactivation(inputs)

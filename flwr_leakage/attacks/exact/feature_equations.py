@@ -43,8 +43,9 @@ residuals that the module's docstring defines, exceeds this multiple of their me
 root mean square of nine residuals or more does once in 1e39 times."""
 
 TRIMS = 5
-"""Number of solutions of one layer's equations. After each but the last, channels that
-contradict the solution are left out. The masks of later ReLUs are repaired as often."""
+"""Largest number of times that the equations about one layer's features are solved. After each
+time but the last, output channels whose equations contradict the solution are left out. Wrong masks
+of later ReLUs are corrected as often."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def solve_features(
 def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
     """Return for each of O output channels the size of residuals that is typical for its gradient.
 
-    ``size`` (O,) holds root mean squares of the channels' residuals. It is 0 for a channel none of
-    whose equations other channels check. ``kept`` (O,) is true for channels whose equations are
+    ``size`` (O,) holds root mean squares of the channels' residuals. It is 0 for a channel if other
+    channels check none of its equations. ``kept`` (O,) is true for channels whose equations are
     used, and ``scale`` (O,) holds the norms of the channels' gradients. The medians are over kept
     channels of nonzero size: the result is the larger of the median size, and of the median of
     ``size / scale`` times the channel's own scale. The result is infinite if there is no such

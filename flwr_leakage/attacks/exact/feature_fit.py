@@ -62,7 +62,7 @@ def fit_features(
 
     It minimises the sum of the known outputs' :func:`feature_distance`, each weighted by
     :meth:`Features.weight`, the equations' :func:`equation_distance`, and ``weight`` times the
-    input's smoothed total variation. It continues from ``start`` and ends with the budget.
+    input's smoothed total variation. It begins at ``start``, and ends once the budget is spent.
     """
     shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
 

@@ -44,7 +44,7 @@ from flwr_leakage.values import require
 
 SOLVED = 1e-9
 """Mean squared residual, divided by the mean square of the solution, up to which the convex
-problem of a layer counts as solved."""
+problem of a layer's input counts as solved."""
 
 
 @dataclass(frozen=True)

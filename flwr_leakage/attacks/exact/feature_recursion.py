@@ -57,12 +57,13 @@ MET = 1e-8
 ten roundings of a pass in single precision. The noise of features may explain a larger distance."""
 
 FITTED = 3
-"""Number of known layers, besides the one nearest to the input, to which the input is fitted."""
+"""Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
+input is fitted."""
 
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 """Weights of the total variation in successive fits of a round to pooled features; and the
 standard deviation of the noise that is added at the start of a further round, in units of the
-network's normalised input. They were chosen on training images of CIFAR-10; no table."""
+network's normalised input. They were chosen on training images of CIFAR-10; no results are kept."""
 
 SIGN_DRAWS = 24
 """Largest number of inputs that are drawn near the one found if it meets the features, but its

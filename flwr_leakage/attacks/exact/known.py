@@ -17,8 +17,8 @@ from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 T = TypeVar("T")
 
 MARGIN = 3.0
-"""Outputs of a ReLU count as zero below this multiple of the largest negative value, as negative
-values are noise alone."""
+"""Multiple of the most negative value among estimates of a ReLU's outputs, up to which an estimate
+counts as zero. True outputs are not negative, so that negative estimates show the noise."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Known:
-    """The known values of a layer's inputs h, the outputs of a ReLU, and the ReLU's states.
+    """The known outputs h of a ReLU, which the next layer takes as inputs, and its units' states.
 
     Attributes:
         values: h, of any shape; an entry is zero if nothing is known about it.
@@ -94,12 +94,12 @@ class Known:
 
     @property
     def told(self) -> Tensor:
-        """Booleans, true for the entries of a layer's input whose value is known."""
+        """Booleans, true for the outputs of the ReLU whose value is known."""
         return self.bounds == 0
 
     @property
     def valued(self) -> Tensor:
-        """Booleans, true for entries whose value is known and whose ReLU unit is on."""
+        """Booleans, true for the outputs of the ReLU whose value is known and whose unit is on."""
         return self.mask.on & self.told
 
 

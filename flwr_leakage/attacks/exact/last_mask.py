@@ -21,8 +21,9 @@ LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 """The geometry that the last convolution must have: its overlapping patches reveal their places."""
 
 SLACK = 1e-5
-"""Largest distance of an entry of a scaled binary column from the subspace of such columns, in
-units of the median scale: the rounding of a pass in single precision."""
+"""Largest difference of an entry of a mask, times the entry's scale, from a vector of the subspace
+that a gradient gives for such masks. It is in units of the median scale, and allows for the
+rounding of a pass in single precision."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Linearized
 
 NEGLIGIBLE = 1e-6
-"""Share of the largest singular value of the masked layer's own equations below which equations
-are left out. Already below ``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`); at
-``NEGLIGIBLE`` 1 % of it is left."""
+"""Share of the largest singular value below which equations are left out. They come from the weight
+gradient of the layer whose ReLU mask is known. Already below ``LEAST_SINGULAR`` they lose weight
+(:meth:`Whitened.faded`); at ``NEGLIGIBLE`` 1 % of it is left."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class MaskEquations:
         before: the layers before the masked one.
         link: the masked layer, with input h and outputs a.
         known: the known outputs of the layer and the states of its units, (1, *output_shape).
-        own: ``M₁ h = T₁`` from the layer's weight gradient, divided; ``None`` if no mask is proven.
+        own: ``M₁ h = T₁`` from the layer's weight gradient, divided by the root mean square of T₁;
+            ``None`` if no mask is proven.
         behind: the layer behind with its known outputs, and the equations of its gradient.
-        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided, and arranged by the
-            channels of a.
+        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided by the root mean square
+            of T₂, and arranged by the channels of a.
     """
 
     before: Sequence[Link]
@@ -81,8 +82,8 @@ class MaskEquations:
     def residual(self, inputs: Tensor, blur: float = 0.0) -> Tensor:
         """Return all residuals (1, R) of the equations at an input x (1, *shape) of the network.
 
-        ReLUs are averaged over normal noise of the deviation ``blur`` in the input of their layer.
-        For units of the masked layer whose state is unknown, the deviation is half as large.
+        ReLUs are averaged over normal noise in the input of their layer, of standard deviation
+        ``blur``. For units of unknown state in the layer whose mask is sought, it is half of this.
         """
         return self.linearise(inputs, blur).value
 
@@ -227,7 +228,7 @@ class Hidden:
 
     @property
     def num_proven(self) -> int:
-        """The number of channels of the layer of ReLUs whose mask is proven."""
+        """The number of channels whose mask, which says which ReLUs are on, is proven."""
         return int(proven_channels(self.known.mask).sum())
 
     @property

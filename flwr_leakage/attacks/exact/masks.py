@@ -6,9 +6,9 @@ nonnegative and partly zero. Then it is mostly a vertex of the polytope of the e
 nonnegative solutions, often the one with the least sum. The values of a at a candidate for the
 network's input are another guess of a. Each guess gives a guess of the mask [a > 0].
 
-The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the
-derivatives of the loss at that layer's outputs as if all units were active, which the layers behind
-determine. Then
+The layer before the ReLUs, ``z = W ∗ h + b`` for an input h, shows whether a mask is right. Let e
+be the derivatives of the loss by z as if all units were active, which the layers behind determine.
+Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
@@ -39,19 +39,20 @@ from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 Array = np.ndarray
 
 SMALLEST, LARGEST = 1e-6, 3e-2
-"""Limits for the nonnegative solution of least sum, as shares of its channel's largest entry.
-Entries below the first limit are zero, and entries above the second are active. The bias's
-gradient decides about entries between the two."""
+"""Limits for a guess of a ReLU's outputs, as shares of the largest entry of the channel. The guess
+is the nonnegative solution of their equations with the least sum. Its entries below the first limit
+are taken as zero, and those above the second as active. The bias's gradient decides about entries
+between the two."""
 
 SUM_WEIGHT = 1e-4
-"""Weight of the sum of the entries sought in the least squares that also hold the equations,
-whose rows have length one. It is so small that the sum only decides among solutions of the
-equations."""
+"""Weight of the sum of the unknown entries in a least-squares problem. Its other rows are linear
+equations about these entries, each of length one. The weight is so small that the sum only decides
+among solutions of the equations."""
 
 FLIPPABLE, MOST_FLIPS = 24, 3
 """Number of a mask's most doubtful entries, which may be flipped, and the largest number of them
-that are flipped at once. 2,325 masks are tried for a channel; a wrong mask passes the bias's
-gradient about once in 1e5 times."""
+that are flipped at once. Doubtful are the entries whose ReLU has an input near zero. 2,325 masks
+are tried for a channel; a wrong mask meets the bias's gradient about once in 1e5 times."""
 
 WORTH = 0.9
 """Factor by which a mask must lower the misfit to the weights' gradient for every entry in which
@@ -68,8 +69,8 @@ from the bias's gradient of its channel o by at most this share of Σ_p |e_op|. 
 by 1e-8 to 1e-7 with float32 gradients; a few masks within 2e-7 are wrong."""
 
 PRECISION = 1e-3
-"""A value counts as known if its standard deviation is below this share of the root mean square
-of its channel's values."""
+"""A ReLU's output counts as known if the standard deviation of its error is below this share of
+the root mean square of its channel's outputs."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,11 @@ class MaskEvidence:
         )
 
     def begin(self) -> Known:
-        """Return the facts about the ReLUs' outputs a (C, P) that need no candidate input.
+        """Return the facts about the ReLUs' outputs a (C, P) that the gradients alone prove.
 
-        The guess of a is the nonnegative solution of its equations that has the least sum, or the
-        only solution. Masks are tried in which the largest entries of the guess are active.
+        No candidate for the network's input is needed. A guess of a is the nonnegative solution of
+        its equations that has the least sum, or the only solution. Masks are tried in which the
+        largest entries of the guess are active; see :meth:`Channel.cut` for their proof.
         """
         found: dict[int, tuple[Array, Array]] = {}
         rows = self.equations.rows.numpy()
@@ -113,7 +115,7 @@ class MaskEvidence:
             values = self.equations.values[:, number].numpy()
             if self.equations.is_determined:
                 solution = (rows.T @ values).clip(0)
-            else:  # the candidate is the nonnegative solution of least sum
+            else:  # the guess is the nonnegative solution of least sum
                 solution, _ = nnls(weighted, np.append(values, 0.0), maxiter=10 * rows.shape[1])
             largest = float(solution.max())
             fewest = int((solution > LARGEST * largest).sum())

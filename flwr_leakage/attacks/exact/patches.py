@@ -25,8 +25,9 @@ image in float64. Rounding leaves 1e-12. Other tables of positions or other offs
 0.5 or more, so that any limit between the two separates them."""
 
 PROVEN_ERROR = 1e-3
-"""Largest estimated error, as a share of the patches' size, of pixels that count as proven: 60 dB,
-as three times ``PROVEN_DEVIATION`` of batches."""
+"""Largest estimated error of pixels that count as proven, relative to the root mean square of the
+patches' pixels. It is 60 dB, about the three standard deviations that
+:mod:`~flwr_leakage.attacks.exact.batch_proof` allows."""
 
 
 @dataclass(frozen=True)

@@ -47,42 +47,45 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
-"""Width τ of the entries' normal error in the first step, in units of the standard deviation of
-the windows' values; its ratio from step to step; and the number of steps before choices of
-maxima are turned. These values and those below were chosen on one development draw of a
-ResNet-18 at 64×64 pixels, and held on four more; no table."""
+"""Width τ of the normal error of the values before pooling in the first step, in units of the
+standard deviation of the windows' values; its ratio from step to step; and the number of steps
+before the maxima's places are corrected by the gradient. These values and those below were chosen
+on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no results are
+kept."""
 
 JOINS = 0.12
-"""Width τ of the entries' error, in units of the standard deviation of the windows' values,
-below which the gradient of the convolution takes part."""
+"""Width τ of the error of the values before pooling, in units of the standard deviation of the
+windows' values. Once τ is below this, the gradient of the convolution takes part in the fit."""
 
 BELIEF, BELIEF_FALL = 0.033, 0.8
-"""Width of the entries' error in the first step in which choices are turned, in units of the
-standard deviation of the windows' values, and its ratio from step to step."""
+"""Width of the error of the values before pooling, by which the maxima's places are weighed in the
+first step that corrects them by the gradient. It is in units of the standard deviation of the
+windows' values. The second number is its ratio from step to step."""
 
 TRUST, TRUST_FALL, FINE = 0.025, 0.7, 26
-"""Width of the equations' error in the first step in which choices are turned, in units of the
-standard deviation of the windows' values; its ratio from step to step; and the largest number of
-these steps."""
+"""Width of the equations' error for the image in the first step that corrects the maxima's places,
+in units of the standard deviation of the windows' values; its ratio from step to step; and the
+largest number of these steps."""
 
 SETTLED, BALANCE, LEAST = 14, 5.0, 4e-6
-"""Number of steps with turns after which the width of the equations' error follows the residual
-that the gradient leaves; the multiple of that residual; and the width at which the search ends.
-With widths that fell on, conjugate gradients left the directions that the gradient alone tells,
-at 63 dB in place of more than 90."""
+"""Number of steps with corrected places of maxima after which the width of the equations' error
+follows the residual that the gradient leaves; the multiple of that residual; and the width at which
+the search ends. With widths that kept falling, conjugate gradients did not reach the directions
+that only the gradient determines, and an image stayed at 63 dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""Share of a channel's squared residual before choices are turned that counts as its noise after
-them; and the weight of an equation's squared misfit, in units of its error, that lowers the
-equation's own weight."""
+"""Share of a channel's squared residual, before its maxima's places are corrected, that counts as
+noise at least; and the factor d by which an equation with misfit m, in units of its error, loses
+weight: its weight is divided by 1 + d m²."""
 
 TURNS, GAIN = 40, 0.5
-"""Largest number of choices that are turned in a channel in one step, and the least gain in
-log-likelihood of each."""
+"""Largest number of maxima in a channel whose place is changed in one step, and the least gain in
+log-likelihood of each change."""
 
 EQUAL = 50
-"""Difference up to which the values of two windows are equal, in units of their noise. At 10, four
-groups of 9,300 were not whole, and one image had 51 dB in place of more than 100."""
+"""Difference, in units of their noise, up to which the values of two pooling windows count as
+equal, so that the windows share their maximum. At 10, four of 9,300 groups of such windows were
+torn apart, and one image had 51 dB in place of more than 100."""
 
 ITERATIONS, TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and their relative residual."""
@@ -147,7 +150,8 @@ class Stem:
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the derivative (1, c, H, W) of the loss by the convolution's input.
 
-        ``errors`` (1, C, H, W) is that by its outputs. The weight is the stem's own by default.
+        ``errors`` (1, C, H, W) are the derivatives by the convolution's outputs. The weight is the
+        stem's own by default.
         """
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)
@@ -440,7 +444,7 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
         odds, left = search.turned(inputs, groups.log_odds(search.entries(inputs), belief))
         width = TRUST * TRUST_FALL**step
         if step >= SETTLED:
-            # Without the limit, an image with many wrong choices was lost, from 43 to 23 dB.
+            # Without the upper limit, an image with many wrong places fell from 43 to 23 dB.
             width = min(max(BALANCE * float(left.median().sqrt()), LEAST), TRUST / 5)
         point = search.solve(point, odds, width * deviation, DOUBT, left)
         steps += 1

@@ -4,11 +4,11 @@ The gradient ``[∂L/∂W, ∂L/∂c]`` of a linear layer ``u = W h + c`` is ``e
 where e = ∂L/∂u is called the *error* of its outputs. Pruned gradients give these facts:
 
 * A kept entry is exact, or its noise shows in its distance from the product ``e [h, 1]ᵀ``. Kept
-  entries of the bias give errors. Known errors and kept entries of their rows give inputs. Known
-  inputs and kept entries of their columns give errors of further rows.
+  entries of ∂L/∂c are errors. Known errors and kept entries of their rows of ∂L/∂W give inputs.
+  Known inputs and kept entries of their columns give errors of further rows.
 * A zero entry has ``|e_i h_j| ≤ τ``, where τ is the smallest magnitude that pruning kept in the
   tensor.
-* A unit is on if its error was kept, or its entry in the next layer's input.
+* A unit is on if its error is known, or its output, which is an entry of the next layer's input.
 * The next layer's errors give the error that each unit would have if it were on. If pruning would
   have kept that error, but the unit's gradient is zero, the unit is off.
 """
@@ -91,7 +91,7 @@ class PrunedLayer:
         product = errors[:, None] * row
         left = kept * (product - both)
         # A gradient farther from an outer product than noise explains has several samples. (The
-        # limit was chosen on development draws; no table.)
+        # limit was chosen on development draws; no results are kept.)
         if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float(has_error.sum() + known.sum())
@@ -119,12 +119,18 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float:
-        """Largest magnitude that an unknown input of the layer may have."""
+        """The largest magnitude that an unknown input of the layer may have.
+
+        Otherwise pruning would have kept an entry of the gradient that shows it.
+        """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
     @property
     def error_bound(self) -> float:
-        """Largest magnitude that an unknown error ∂L/∂u of the layer's outputs u may have."""
+        """The largest magnitude that an unknown error ∂L/∂u of an output u of the layer may have.
+
+        Otherwise pruning would have kept an entry of the gradient that shows it.
+        """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:
@@ -209,8 +215,8 @@ def _read(problem: Problem, use: LinearUse) -> PrunedLayer:
 
 LEAST_SPREAD = 1e-8
 """Standard deviation, in normalised pixels or features, below which a bounded value counts as
-known, and the normal density in place of its bounds stays. A variance is a difference of
-squares, which float64 rounds to 2⁻⁵³: the root of that is 1e-8."""
+known. The normal density that stands for its bounds is then no longer changed. A variance is a
+difference of squares, which float64 rounds to 2⁻⁵³: the root of that is 1e-8."""
 
 MOST_ENTRIES = 40_000_000
 """Largest number of entries of the prior's matrix, which has a row for each unseen pixel and a
@@ -239,7 +245,7 @@ class Bounds:
     """Bounds on k linear combinations of u unseen pixels, with normal densities in their place.
 
     A bound is a factor of the pixels' density that is 1 within the bound and 0 outside. It is
-    replaced by a normal density of the combination (expectation propagation).
+    replaced by a normal density of the combination (expectation propagation, Minka 2001).
 
     Attributes:
         forms: (k, u) the coefficients, one combination in each row.
@@ -280,7 +286,8 @@ class Bounds:
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
-        # If a factor determines its form almost alone, the rest of the law is lost in rounding.
+        # If one density determines its combination almost alone, the law without this density is
+        # lost in rounding.
         is_told = (variances > LEAST_SPREAD**2) & (rest * variances > 1e-3)
         rest = rest.where(is_told, torch.ones_like(rest))
         centre = (means / variances.clamp_min(LEAST_SPREAD**2) - self.shift) / rest
@@ -412,7 +419,7 @@ def _linearised(
 
     It is None if there is no layer behind the first. ReLUs are linearised under the present normal
     law of x, with ``mean`` (u,) and ``covariance`` (u, u). Features f of a layer are then ``v + H
-    (x − mean)`` plus normal errors, so that y is ``f − v + H mean``.
+    (x − mean)`` plus normal errors, with their value v at the mean. So y is ``f − v + H mean``.
 
     The first layer's weight is in the order of pixels. ``features`` are the known outputs of the
     ReLU behind each layer but the last one. ``base`` (n,) is the flattened image, zero where
@@ -478,7 +485,7 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the lines that fit ReLUs best under normal laws of their inputs, and what they leave.
+    """Return for each ReLU the line that fits it best under a normal law of its input.
 
     Each ReLU has a law of its own, with its ``mean`` and ``deviation`` > 0. The three tensors are
     the slopes, the lines' values at the means, and the variances of the ReLUs around the lines.

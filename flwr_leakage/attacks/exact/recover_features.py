@@ -83,10 +83,10 @@ class Features:
     error: Tensor | None = None
 
     def __str__(self) -> str:
-        """Return in words of how many ReLUs the outputs, or only equations of them, are known.
+        """Return a text on how many ReLUs have known outputs, and how many have only equations.
 
-        If there are any, it adds how many wrong entries of masks, which say where a unit is on,
-        were repaired, and how many channels are left out as contradicting the others.
+        If there are any, the text adds how many wrong entries of masks, which say where a unit is
+        on, were repaired, and how many channels are left out as contradicting the others.
         """
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:
@@ -158,8 +158,8 @@ class Backward:
     Attributes:
         problem: the problem with the network.
         logit_error: ∂L/∂logits (K,).
-        inputs: any input that requires its gradient, (1, C, H, W). If all masks are known, the
-            backward pass does not depend on it.
+        inputs: any input (1, C, H, W) of the network, with ``requires_grad``. If all masks are
+            known, the backward pass does not depend on its values.
     """
 
     problem: Problem
@@ -288,7 +288,10 @@ def recover_features(problem: Problem) -> Features:
 
 
 def above_zero(solved: Solved) -> Tensor:
-    """Return the solved features (1, C, H, W), with zeros for values that noise may explain."""
+    """Return the solution (1, C, H, W) for a ReLU's outputs, with zeros where noise may explain it.
+
+    Without more equations than unknowns the noise is unknown, and is taken as equal everywhere.
+    """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
     return torch.where(on, solved.values, 0.0)

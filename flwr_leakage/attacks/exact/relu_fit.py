@@ -73,7 +73,8 @@ class Fading:
     def blur_at(self, weight: float) -> float:
         """Return the standard deviation of the noise over which ReLUs are averaged.
 
-        ``weight`` is that of the prior in the step.
+        The noise is added to the input of the ReLU's layer. ``weight`` is the weight α of the prior
+        in the step.
         """
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
@@ -130,7 +131,7 @@ def fade(
 
 
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
-    """Return an empty store of eigenvalues that precondition several Gauss–Newton steps.
+    """Return an empty store for the eigenvalues by which Gauss–Newton steps are preconditioned.
 
     They are computed for the step after one that took more than ``many`` iterations of conjugate
     gradients, and are kept for 1000 iterations at least.
@@ -268,8 +269,9 @@ def next_stage(
 
 
 MET_EQUATIONS = 1e-3
-"""Value of ‖r‖² up to which a candidate meets the equations with residuals r, where each set of
-equations is in units of its right-hand side. The first two deep fadings end there."""
+"""Value of ‖r‖² up to which a candidate meets the equations with residuals r. Each set of equations
+is in units of the root mean square of its right-hand side. :attr:`Stage.DEEP` and
+:attr:`Stage.DEEP_FROM_GREY` end there."""
 
 
 def fading_of(stage: Stage) -> Fading:
@@ -290,7 +292,7 @@ def fading_of(stage: Stage) -> Fading:
 
 
 Candidate = tuple[str, Tensor]
-"""The stage of a fit, and the input (1, *shape) at which it ended."""
+"""The name of a stage of a fit through ReLUs, and the input (1, *shape) at which it ended."""
 
 
 def fit_through_relus(
@@ -306,9 +308,9 @@ def fit_through_relus(
     Fadings, at most ``rounds`` ≥ 1, follow one another until a candidate meets the equations. The
     candidate is then refined, first with a prior fitted to it, and then by up to ``newton_steps`` ≥
     0 of Gauss–Newton without a prior. The best candidate has the least ‖r‖² in the latest
-    equations, where r are their residuals. These are continuous where the gradient is not. If no
-    mask of a ReLU is proven, these equations do not hold exactly. Then all candidates are returned,
-    and the caller chooses by the gradient.
+    equations. Their residuals r are continuous in the input, while the gradient jumps where a ReLU
+    flips. If no mask of a ReLU is proven, the equations do not hold exactly. Then all candidates
+    are returned, and the caller must choose by the gradient.
 
     Returns:
         The best candidate, or all if no mask is proven or the budget ended the fit; the ReLUs with
@@ -365,7 +367,10 @@ def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candid
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
-    """Return the least-squares problem of the equations, linearised at inputs, without a blur."""
+    """Return the least-squares problem of equations from masks, linearised at an input (1, *shape).
+
+    ReLUs are not averaged over noise.
+    """
     units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
     return LeastSquares(
         equations.linearise(inputs),

@@ -91,9 +91,10 @@ class ReluWalk:
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values that the known outputs > 0 of the ReLU of this number must equal.
+        """Return the values of this pass that known outputs of one ReLU, if positive, must equal.
 
-        These are the ReLU's inputs, or the largest input of each window if max pooling follows.
+        ``number`` is the ReLU's place in the order of calls. The values are the ReLU's inputs, or
+        the largest input of each window if max pooling follows.
         """
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 

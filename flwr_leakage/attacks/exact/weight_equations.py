@@ -54,7 +54,8 @@ class Whitened:
     """A weight gradient's equations ``M a = T`` for a layer's input a, as ``V a = values``.
 
     The singular value decomposition ``M = U S V`` gives them; V holds the right singular vectors in
-    its rows. There are r equations for each of the C channels of a (P, C), which has P positions.
+    its rows. The input a has the shape (P, C), for P positions of C channels. There are r equations
+    for each channel.
 
     Attributes:
         rows: V (r, P), orthonormal rows: the directions of a that the gradient determines.

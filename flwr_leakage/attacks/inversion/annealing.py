@@ -21,8 +21,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 POWER_ITERATIONS = 6
-"""Number of products that estimate the largest eigenvalue. The prior's first weight is a tenth of
-it, so that an error of 20 % does no harm."""
+"""Number of steps of the power method that estimate the largest eigenvalue of the linearised
+equations' normal matrix. The prior's first weight is a tenth of it, so that an error of 20 % does
+no harm."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,10 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the step that led to ``at``, lower the prior's weight, and tell if the run ends."""
+        """Lower the prior's weight for the next step, and return whether the run ends instead.
+
+        ``at`` is the outcome of the latest step, whose products with the Jacobian are counted.
+        """
         if self.here is None:
             return False
         self.products += self.here.products

@@ -86,9 +86,10 @@ class Places:
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
-        """Return for each of n values the sum (n, B) of ``taken`` (m, B) over the places it fills.
+        """Return for each of n values the sum (n, B) of ``taken`` over all places that it fills.
 
-        This is the transpose of :meth:`taken`.
+        ``taken`` (m, B) holds a number for each of m places. This is the transpose of
+        :meth:`taken`.
         """
         found = _take(taken, self.scattered.flatten())
         if len(self.scattered) == 1:
@@ -142,7 +143,7 @@ class Elements:
 
     @property
     def has_kinks(self) -> bool:
-        """Whether the derivative of the activation jumps somewhere, which a blur smooths."""
+        """Whether the derivative of the activation jumps somewhere; a blur smooths the jump."""
         return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
@@ -225,7 +226,7 @@ class Pooling:
 
     @property
     def has_kinks(self) -> bool:
-        """Whether the pooling is a maximum, whose derivative jumps, which a blur smooths."""
+        """Whether the pooling is a maximum, whose derivative jumps; a blur smooths the jumps."""
         return self.reduce is largest
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
@@ -312,9 +313,10 @@ class MatrixLayer:
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return for each input the sum (n, B) of the entries of patches (K, P · B) it fills.
+        """Return for each of a layer's inputs the sum (n, B) of all patch entries that it fills.
 
-        This is the transpose of :meth:`columns`, for B samples.
+        ``columns`` (K, P · B) holds the P patches of K entries of each of B ``samples``. This is
+        the transpose of :meth:`columns`.
         """
         values = columns.reshape(-1, samples)
         return values if self.places is None else self.places.summed(values)
@@ -411,10 +413,10 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
 
 @dataclass(frozen=True)
 class Top:
-    """Values and derivatives of functions of a chain's outputs c, all of shape (n, B).
+    """The observed functions of a chain's outputs c, with their derivatives, all of shape (n, B).
 
-    F is the function of c whose gradients by the chain's parameters the client sends. Besides them,
-    the attacker observes one number for each output, a function of this output alone.
+    F(c) is the function whose gradients by the chain's parameters the client sends. Besides these
+    gradients, the attacker observes one number for each output, a function of this output alone.
 
     Attributes:
         told: the numbers that the attacker observes.
@@ -493,7 +495,10 @@ class ChainLinearization(Linearized):
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,) for a change v (B, C, H, W) of the images, with the Jacobian J."""
+        """Return J v (P,) for a change v (B, C, H, W) of the images.
+
+        J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
+        """
         self.products += 1
         # the change of each layer's patches, or of each stage's inputs
         moved: list[Tensor] = []
@@ -520,7 +525,10 @@ class ChainLinearization(Linearized):
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u (B, C, H, W) for a vector u (P,), with the Jacobian J by the images."""
+        """Return Jᵀ u (B, C, H, W) for a vector u (P,).
+
+        J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
+        """
         self.products += 1
         duals, told = self._parted(dual)
         inner: list[Tensor] = []  # for each step, the direction that u implies for its inputs

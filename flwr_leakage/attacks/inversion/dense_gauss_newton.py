@@ -35,11 +35,12 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 FITTED_MISFIT = 1.5
-"""Misfit up to which a start counts as successful. By noise alone, the mean of 200 squares or more
-exceeds it once in 1e5 times."""
+"""Misfit, the mean squared residual in units of the noise's variance, up to which the search from a
+start counts as successful. By noise alone, the mean of 200 squares or more exceeds it once in 1e5
+times."""
 
 STALL = "led nowhere"
-"""The text for the end of a run that a new start may improve on."""
+"""The text on the end of a search that found no solution, so that another start is worth a try."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ class _Equations:
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Return P residuals of the gradient, followed by N distances of pixels from their range.
 
-        The images (B, C, H, W) have N values, and ``gradient`` (P,) is theirs. The residual of an
-        entry that may have been pruned is its distance from the values that pruning allows.
+        The images (B, C, H, W) have N values, and their gradient is ``gradient`` (P,). The residual
+        of an entry that may have been pruned is its distance from the values that pruning allows.
         """
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
@@ -255,8 +256,8 @@ class _Equations:
     def weights(self, residual: Tensor) -> Tensor:
         """Return the inverse variances (P + N,) by which the squares of all residuals are weighted.
 
-        The residuals are the P entries of the gradient minus the observed one, which are given, and
-        N distances of pixels from their valid range.
+        The first P residuals, which are given, are the entries of the gradient minus the observed
+        ones. The other N are the distances of pixels from their valid range.
         """
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
@@ -359,7 +360,7 @@ class _Run:
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the step that led to ``at``, and return whether the run ends here."""
+        """Count the latest step, whose outcome is ``at``, and return whether the run ends here."""
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)

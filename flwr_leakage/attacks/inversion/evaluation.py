@@ -16,7 +16,8 @@ from flwr_leakage.records import Batch
 Batching = Literal["vmap", "loop"]
 
 Seen = tuple[Params, Params, Params, Params]
-"""The parameters, buffers, observed gradient and private statistics of one round."""
+"""The parameters, the buffers, the observed pseudo-gradient, and the BatchNorm statistics that the
+threat model grants, of one round of federated learning."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Rows:
         problems: the problem of each observation; all have equal shapes and schedules.
         assumed: the labels assumed for the first problem, and whether they are granted, inferred or
             optimised, which is the same for all problems.
-        steps: (B,) the number of the local step that uses each place in the sequences of samples.
+        steps: (B,) for each place in the clients' sequences of samples, the number of the local
+            step that uses it; −1 for none.
         streams: the random stream of each observation.
         points: (R, D) the variables: inputs, then label logits if labels vary.
         targets: (R, B) labels, or (R, B, K) label probabilities.
@@ -87,7 +89,9 @@ class Rows:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that observations solved together share, such as the number of samples."""
+        """The properties, such as the number of samples, in which two observations must agree to be
+        solved together.
+        """
         problem = self.problems[0]
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),

@@ -225,7 +225,8 @@ class GaussNewton(OneByOne):
             model: the gradient as equations, by which the result is measured.
             likelihood: the observed gradient and its noise.
             budget: the limit of CPU time.
-            start: (B, C, H, W) coordinates to start from; ``None`` for grey.
+            start: (B, C, H, W) coordinates of images under the prior, at which runs start; ``None``
+                for grey.
 
         Returns:
             The likeliest end of a run, with its fit to the gradient; the number of products with
@@ -323,8 +324,8 @@ class GaussNewton(OneByOne):
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
-        # Residuals far from convergence must count as errors of the model, so that energies
-        # compare.
+        # Residuals far from convergence must count as errors of the model, so that energies can be
+        # compared.
         annealing = replace(self.annealings[0], model_error=1.0)
         best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0
@@ -462,10 +463,10 @@ class _Model:
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates (B, C, H, W) of the images after their contrast is set.
+        """Return coordinates (B, C, H, W) of the same images with an assumed contrast.
 
-        If the gradient does not depend on the contrast, this becomes the largest with valid pixels.
-        Otherwise the coordinates are returned as they are.
+        If the gradient does not depend on the images' contrast, the largest one is assumed at which
+        pixels are valid. Otherwise the coordinates are returned as they are.
         """
         return self.contrast.gauged(self.prior, coordinates)
 

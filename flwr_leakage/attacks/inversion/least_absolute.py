@@ -134,7 +134,7 @@ class LeastAbsolute(OneByOne):
         of several (``rounds``) weighted least-squares problems takes weights 1 / |r + J s|_i from
         the solution before. At first, residuals below 0.1 of their mean have equal weights. With
         each reweighting, this limit is halved. The limit and the ridge were chosen on development
-        draws (no table was kept).
+        draws (no results were kept).
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(rounds):

@@ -26,9 +26,9 @@ _ANY = 1e3
 large that it never binds."""
 
 BORROWED = 3.0
-"""Number of entries as which the mean square of a whole tensor counts in the mean square of each of
-its groups, whose few entries alone would estimate it badly. The value was chosen on development
-draws; no table."""
+"""Weight of a whole tensor's mean square in the mean square of each group of its entries, in units
+of one entry's weight. The few entries of a group alone would give a poor estimate. The value was
+chosen on development draws; no results are kept."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Groups:
 
     @classmethod
     def of(cls, problem: Problem) -> "Groups":
-        """Return the groups of entries of the updates of all rounds, such as those of a kernel."""
+        """Return the groups of a problem's update, over all rounds, such as a kernel's entries."""
         rounds = problem.rounds
         return cls([value.shape for posed in rounds for value in posed.gradient.values()])
 

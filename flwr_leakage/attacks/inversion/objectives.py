@@ -221,10 +221,11 @@ def statistics_distance(
 class BatchNormStatistics:
     """A penalty of the difference between a candidate's BatchNorm statistics and known ones.
 
-    It is ``weight`` times :func:`statistics_distance`. The threat model may grant ``exact``,
-    ``derived`` or ``running`` statistics. If none are known, or the model has no BatchNorm, the
-    penalty is zero. Statistics are compared at the parameters before training, for the samples of
-    the first local step. ``derived`` statistics of several steps are means over the steps.
+    It is ``weight`` times :func:`statistics_distance`. The threat model may grant statistics of the
+    private batch (``exact``), those that follow from the buffers that the client sent
+    (``derived``), or the server's (``running``). If none are known, or the model has no BatchNorm,
+    the penalty is zero. Statistics are compared at the parameters before training, for the samples
+    of the first local step. ``derived`` statistics of several steps are means over the steps.
 
     Attributes:
         weight: factor of the penalty, which is added to the distance of gradients, ≥ 0.

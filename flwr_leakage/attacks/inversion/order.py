@@ -22,7 +22,8 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.values import require
 
 Values = Callable[[Tensor, Tensor], Tensor]
-"""A map from orders (M, N) and targets (M, N) to the objectives (M,) of one candidate's samples."""
+"""A map from M orders (M, N) of N samples, and M assignments of labels to them, to the attack's
+objectives (M,) at the inputs of one candidate batch."""
 
 
 def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:

@@ -86,7 +86,7 @@ class Settling:
             return start
         prior = model.prior
         point = prior.coordinates(start.inputs.float())
-        # The factor 40 was chosen on development draws; no table.
+        # The factor 40 was chosen on development draws; no results are kept.
         first = min(max(40.0 * math.sqrt(start.distance), self.least), self.most)
         pace = _Pace(self, model.passes, budget)
         run = Doubts(
@@ -250,7 +250,8 @@ def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[T
     for total in sums:
         axes = [axis for axis in range(total.ndim) if axis > 1]
         shared = total.mean(axes, keepdim=True) / len(draws)
-        # Few draws estimate a unit badly: its channel's mean counts as two more draws (no table).
+        # Few draws estimate a unit badly: its channel's mean counts as two more draws (no results
+        # are kept).
         squares = (total + 2.0 * shared) / (len(draws) + 2.0)
         found.append(squares.sqrt())
     return found

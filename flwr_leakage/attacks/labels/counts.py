@@ -17,26 +17,28 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 HIDDEN = 1 / 30
-"""Largest size of rounding, as a share of the weakest sample's singular value, at which the span of
-a gradient counts as that of the errors. Parameters in single precision left up to 1e-3 on batches
-of four of trained networks; no table."""
+"""Largest singular value of rounding, as a share of the least one that samples cause, at which the
+span of the last layer's gradient counts as that of the samples' errors. With parameters in single
+precision the share was up to 1e-3 on batches of four of trained networks; no results are kept."""
 
 NEGATIVE = 1e-3
-"""Size up to which a negative entry of an error counts as zero, if the error is −1 at its class."""
+"""Size up to which a negative entry of a sample's error counts as zero. The error is the derivative
+of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
-"""Largest probability that a class without samples is taken for a possible one, at which possible
-classes are trusted. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability
-of 98 %, fewer labels were right with this rule than without it (four trained networks, development
-images; no table)."""
+"""Each possible class is given a sample if a class without samples seems possible with at most this
+probability. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability of 98 %,
+fewer labels were right with this rule than without it (four trained networks, development images;
+no results are kept)."""
 
 EXPLAINED = 0.25
-"""Relative residual of the bias gradient up to which whole counts explain it. If all samples have
-nearly one softmax, the residual is up to a tenth; with a wrong softmax, it is about 1. No table."""
+"""Relative residual of the last bias's gradient up to which whole class counts explain it. If all
+samples have nearly the same softmax, the residual is up to a tenth; with a wrong softmax, it is
+about 1. No results are kept."""
 
 MOST_CLASSES = 200
-"""Largest number of classes for which a linear program is solved for each class. At 100 classes,
-each takes about 2 ms."""
+"""Largest number of classes at which linear programs, one for each class, show which classes
+samples may have. At 100 classes, each program takes about 2 ms."""
 
 
 def class_counts(

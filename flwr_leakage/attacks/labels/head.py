@@ -37,20 +37,23 @@ STEPS = 40
 """Number of Levenberg–Marquardt steps from each start; more only take longer."""
 
 SPREAD = 3.0
-"""Standard deviation of the logits of the starts, in each direction that the features span (chosen
-on development draws; no table)."""
+"""Standard deviation that random starts of the search have in the logits, along each direction in
+which features can move the logits (chosen on development draws; no results are kept)."""
 
 LARGEST_MISFIT = 1e-3
-"""Largest share of an error outside the span of U, whatever the noise (chosen on development draws;
-no table)."""
+"""Largest share of a sample's error outside the span of the columns of the last layer's gradient at
+which the sample counts as found, whatever the noise (chosen on development draws; no results are
+kept)."""
 
 SOFTMAX_ROUNDINGS = 4.0
 """Largest error of a client's softmax, in units of 2⁻²⁴. Up to 1.7 were seen on development draws;
-no table."""
+no results are kept."""
 
 LARGEST_SCALE_ERROR = 0.1
-"""Largest ``|t·q − 1|`` of a sample, whatever the noise. If noise merges two samples of one class
-into a false one, it is about 0.3 (chosen on development draws; no table)."""
+"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. The dual t gives the
+sample's features, and q holds the coordinates of its error; t·q = 1 for a true sample. If noise
+merges two samples of one class into a false one, it is about 0.3 (chosen on development draws; no
+results are kept)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:
@@ -99,8 +102,8 @@ class HeadSamples:
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
         """Return these samples and one more.
 
-        Its features are ``t R`` with the dual t (b,). ``error`` (K,) is the derivative of the
-        batch's mean loss by its logits.
+        Its features are ``t R`` with its dual t (b,) and the right factor R (b, F) of the last
+        layer's gradient. ``error`` (K,) is the derivative of the batch's mean loss by its logits.
         """
         return replace(
             self,
@@ -297,9 +300,10 @@ class _Equations:
     def descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coordinates p (M, b − 1) at which M descents end, and their residuals (M,).
 
-        A residual is the sum of squares of the equations. The descents, by Levenberg–Marquardt,
-        start at ``points`` (M, b − 1). They share a loop, and each has a damping of its own.
-        ``targets`` (M, K) are the targets τ_y of the labels that they assume.
+        They are coordinates of samples' duals ``t₀ + p D``; see the class. A residual is the sum of
+        squares of the equations. The descents, by Levenberg–Marquardt, start at ``points``
+        (M, b − 1). They share a loop, and each has a damping of its own. ``targets`` (M, K) are the
+        targets τ_y of the labels that they assume.
         """
         damping = points.new_full((len(points), 1, 1), 1e-2)
         residual, slope = self._linearized(points, targets)

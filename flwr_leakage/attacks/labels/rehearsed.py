@@ -22,14 +22,14 @@ from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
-"""The kinds of dummies: for each, the probability of its own class up to which a dummy is moved,
-and the share of labels that are wrong. A method is calibrated on two kinds and tested on the third.
-Its error on dummies of another kind is taken for its error on private samples. The values were
-chosen on development draws; no table."""
+"""The kinds of dummy images. For each kind: the probability of a dummy's class up to which the
+network's gradient moves the dummy, and the share of labels that are wrong. A method is calibrated
+on two kinds and tested on the third. Its error on dummies of another kind is taken for its error on
+private samples. The values were chosen on development draws; no results are kept."""
 
 DUMMIES = 240
-"""Number of dummies of a kind, all classes together, with at least two of each class. The value
-bounds the cost (``LabelRound.infer``)."""
+"""Number of dummy images of each kind, over all classes; there are at least two of each class. The
+value bounds the cost (``LabelRound.infer``)."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
 """Number of samples that all steps of a rehearsal take together, and its smallest and largest
@@ -46,20 +46,23 @@ for each rehearsal."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
-frequencies: skewed clients, as in experiments on label skew. No table."""
+frequencies: skewed clients, as in experiments on label skew. No results are kept."""
 
 NOISE_DRAWS = 2
-"""Draws of an update's noise for each rehearsal, whole and clipped: 24 for six rehearsals."""
+"""Number of draws of an update's noise that are added to each rehearsal, once at its full length
+and once clipped. Six rehearsals give 24 noisy ones."""
 
 NOISE_AGAIN = 24
-"""Draws of noise that are added to a noisy update again, to see how far its own counts move."""
+"""Number of draws of noise that are added to an update that is noisy already, to see how far its
+class counts move."""
 
 NOISE_SHARE = 0.01
-"""Noise counts as a defense's beyond this share of the last layer's update. Counts follow from an
-update with less noise to within a percent, and rounding is smaller."""
+"""Share of noise in the last layer's update above which the noise counts as that of a defense. From
+an update with less noise, class counts follow to within a percent. Rounding is smaller."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
-"""The values among which the free rate r of a method is chosen."""
+"""The values among which the free rate r of a method is chosen: the factor of the classifier's
+change from which the method infers class frequencies."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
     "shift of the logits": lambda s, r: (s.before.log() + r * s.logits).softmax(0),
     "answers after training": lambda s, r: (r * s.after.log()).softmax(0),
 }
-"""Class frequencies c (K,) from a shift and one free rate r > 0.
+"""The methods by name. Each gives class frequencies c (K,) for a :class:`Shift` and one free rate
+r > 0.
 
 - The first is exact for SGD if p̄, the mean softmax along the way, is known: the bias changes by
   −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). It takes the mean of both ends for p̄.
@@ -109,10 +113,11 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
 """
 
 BIASED = tuple(METHODS)[:3]
-"""The methods that need a bias of the logits."""
+"""The names of the methods that need a trained bias of the logits."""
 
 REPLAY = "replay of the last layer"
-"""The name of the method of :class:`ClassCounts`, which has no free rate."""
+"""The name of the method of :class:`ClassCounts`, which replays the last layer's training, and has
+no free rate."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class _Rehearsed:
     """One rehearsal of a client's training on dummy samples with known labels.
 
     Attributes:
-        kind: the number of the kind of dummies, such as noise.
+        kind: the index of the kind of dummies in ``KINDS``.
         delta: the update that the training gave; empty if it is not kept.
         shift: the change of the classifier's outputs by that training.
         truth: (K,) the frequencies of the dummies' classes.
@@ -300,7 +305,9 @@ class Rehearsals:
         return min(1.0, math.sqrt(own / max(repeated, 1e-300)))
 
     def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
-        """Return the rehearsals, scaled by ``size``, with noise of σ = ``std`` on each entry.
+        """Return noisy rehearsals: each update, scaled by ``size``, with ``NOISE_DRAWS`` noises.
+
+        ``std`` is the noise's standard deviation in an entry of the pseudo-gradient.
 
         Raises:
             ValueError: the rehearsals' updates were not kept.

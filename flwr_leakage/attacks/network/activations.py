@@ -154,8 +154,9 @@ class Elementwise:
 
 Read = Callable[..., Any]
 READERS: dict[Callable[..., Any], Read] = {}
-"""The registry of layers and activations: maps a torch function to the reader of its calls, which
-takes a call's arguments and returns its operation, or None if it is of no known kind."""
+"""The registry of the layers and activations that attacks recognise. It maps a torch function to
+the reader of its calls. A reader takes a call's arguments, and returns the operation that the call
+computes, or ``None`` if that is of no known kind."""
 
 
 def reads(*functions: Callable[..., Any]) -> Callable[[Read], Read]:
@@ -263,7 +264,7 @@ RELU = Activation(
 )
 
 IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=lambda a: a)
-"""The activation of the last layer, whose outputs are the logits."""
+"""The activation that changes nothing, such as that of the last layer, which gives the logits."""
 
 
 def leaky_relu(tilt: float | Tensor) -> Activation:

@@ -142,7 +142,10 @@ def blurred_parts(
 
 
 def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
-    """Return whether a call computes a max pooling, or an activation whose slope jumps, as ReLU."""
+    """Return whether a call computes a max pooling, or an activation whose slope jumps.
+
+    The slope of a ReLU, for example, jumps at 0.
+    """
     if isinstance(op, Elementwise):
         return bool(op.activation.kinks)
     return isinstance(op, Pool) and op.is_largest

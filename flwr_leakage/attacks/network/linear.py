@@ -50,8 +50,9 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        ``U − (U Q)(T Q)⁻¹ T`` has rank b − f, with the samples' duals T (f, b), one in each row,
-        and their columns Q (b, f). The error of a sample is U times its column.
+        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T
+        (f, b) holds the samples' duals, one in each row, and Q (b, f) their columns. The error of a
+        sample is U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -133,9 +134,9 @@ def _split(
     The noise follows from the singular values beyond the rank. The rank counts those that exceed
     ``above`` times the largest one that this noise is expected to have. In float32 gradients,
     larger entries have larger noise. So singular values up to 30 times the threshold may still be
-    noise (chosen on development draws; no table), and the widest gap among them decides. A layer of
-    few rows has few singular values beyond the rank, and the smallest of them are far below the
-    largest. So the noise of a float32 gradient is at least its rounding.
+    noise (chosen on development draws; no results are kept), and the widest gap among them decides.
+    A layer of few rows has few singular values beyond the rank, and the smallest of them are far
+    below the largest. So the noise of a float32 gradient is at least its rounding.
 
     ``part`` holds the nonzero rows of the gradient, with that many nonzero ``columns``.
     ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``

@@ -63,7 +63,8 @@ class ReachedError(Exception):
 
 
 Run = partial[Any]
-"""A call with the arguments of the model; ``func`` is the function."""
+"""A call of a torch function, with the arguments that the model passes. ``run()`` makes the call,
+and ``run.func`` is the function."""
 
 Answer = Callable[[Op, Run], Tensor]
 """Map from a recognised call to its outputs; ``run()`` computes those of the model.

@@ -77,7 +77,10 @@ class Optimizer(Protocol):
 
 
 def of_one(function: Callable[[Tensor], Tensor]) -> Evaluate:
-    """Return the objective of one row, from a differentiable function of its variables (D,)."""
+    """Return the objective of a single row, as optimizers take it.
+
+    ``function`` maps the row's variables (D,) to a differentiable scalar.
+    """
 
     def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = torch.func.grad_and_value(function)(points[0])

@@ -170,7 +170,7 @@ def follow(
     ends: Callable[[Iterate, S], bool],
     search: Search | None = None,
 ) -> Iterate:
-    """Return the iterate at which a descent ends that takes one step for each entry of a schedule.
+    """Take one step of a descent for each entry of a schedule, and return the iterate at its end.
 
     An entry is the settings of a step, such as a blur or the weight of a prior. ``pose`` maps an
     iterate and the settings of the next step to this step, or to ``None``, which ends the descent

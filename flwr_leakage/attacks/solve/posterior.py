@@ -113,7 +113,10 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s (B, C, H, W), half of the derivative by s of the prior's term ρ sᵀ Q s."""
+        """Return ρ Q s (B, C, H, W), half of the derivative of the prior's term ``ρ sᵀ Q s``.
+
+        s are coordinates (B, C, H, W) of images, ρ is the prior's weight and Q its matrix.
+        """
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))
@@ -149,9 +152,9 @@ class Posterior:
     def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
         """Return a random deviation (B, C, H, W) from the coordinates s under the normal posterior.
 
-        The draw is made by perturbation and optimisation: a linear system with random right-hand
-        side, which conjugate gradients (``solver``) solve. In directions that these leave unsolved,
-        the deviation is a draw of the prior N(0, I).
+        The draw is made by perturbation and optimisation (Orieux, Féron and Giovannelli 2012): a
+        linear system with random right-hand side, which conjugate gradients (``solver``) solve. In
+        directions that these leave unsolved, the deviation is a draw of the prior N(0, I).
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)
@@ -167,7 +170,7 @@ T = TypeVar("T")
 
 @dataclass
 class Kept(Generic[T]):
-    """A preconditioner that serves several steps, until conjugate gradients take long with it.
+    """A store of a preconditioner, for as many steps as conjugate gradients are fast with it.
 
     Attributes:
         many: number of iterations in one step above which another preconditioner is needed.
@@ -194,7 +197,9 @@ class Kept(Generic[T]):
         return self.made
 
     def note(self, iterations: int) -> None:
-        """Count a step's iterations, and decide whether a new preconditioner is due."""
+        """Count a step's iterations of conjugate gradients, and decide whether the next step needs
+        a new preconditioner.
+        """
         self.served += iterations
         is_old = self.made is None or self.served > self.least
         self.is_due = is_old and iterations > self.many

@@ -46,7 +46,7 @@ class Span:
         Singular values beyond the first ``most`` are rounding or noise, whose size the largest of
         them shows. If there are none beyond, the rank is where singular values fall by more than a
         factor of 30 to less than 1e-4 of the largest, or else it is full (chosen on development
-        draws; no table).
+        draws; no results are kept).
         """
         _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
         least = 1e-13 * float(values[0])

@@ -32,8 +32,8 @@ at which texts are certified. Private texts had 4e-7 and 1.3e-7 at most, and nea
 neighbour token, two tokens swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
 
 REPLAYS = 5
-"""Largest number of replays by which the part of the embeddings is removed from the gradient of a
-table that is also the last layer."""
+"""Largest number of replays for a table that is the last layer's weight, too. They remove the part
+that the table has as the embeddings from its gradient."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class ReadText(OneByOne):
             raise ValueError(f"{reason}{error}") from error
         if not texts:
             raise ValueError(f"{reason}no text has all of its vectors in the spans.")
-        # With a rotated q and k, a text of one repeated token mixes equal values. So it comes last.
+        # If positions only rotate q and k, the attention of a text that repeats one token averages
+        # equal values, whatever the text's length. So spans say little about it, and it comes last.
         texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
 

@@ -23,27 +23,30 @@ NEAR = 1e-3
 float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
 ROUGH = 0.5
-"""Largest error of a span that is used to recognise texts. Private vectors lay within a hundredth
-of the span's error (width 192, one step at rates 0.1 and 0.01, parameters sent in float32)."""
+"""Largest :attr:`Span.error` of a span that is used to recognise texts. The relative distance of
+private vectors from a span was at most a hundredth of this error (width 192, one step at rates 0.1
+and 0.01, parameters sent in float32)."""
 
 FAINT = 1e-5
-"""Share up to which a token at a position is left out of the attention's outputs. A hundred tokens
-that are left out change an output by at most ``NEAR``."""
+"""Share of a token at a position up to which the token is left out when the attention's outputs are
+computed. A hundred tokens that are left out change an output by at most ``NEAR``."""
 
 PRIOR = 4.0
-"""Logit at the start of a search of a pair of token and position that the gradients of the tables
-give the weight 1. Pairs of little weight then soon count no more: the search for eight texts took
-1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out below a share of
-1e-4). No table."""
+"""Logit with which the search begins for a pair of token and position to which the gradients of the
+embedding tables give the weight 1. Pairs of little weight then soon stop counting: the search for
+eight texts took 1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out
+below a share of 1e-4). No results are kept."""
 
 SITES = 4
-"""Number of groups of layers of which the two with the most exact spans serve to recognise texts.
-Further ones would cost passes through more layers. If a model averages its states, the last layers
-have no exact span, as all tokens of a text have almost the same error there."""
+"""Number of groups of layers whose spans are compared. The two groups with the most exact spans
+serve to recognise texts. Further groups would cost passes through more layers. If a model averages
+its states, the last layers have no exact span, as all tokens of a text have almost the same error
+there."""
 
 PROBES = 48
-"""Number of directions outside of a span that reject most vectors. They reject none that lies
-inside, as a part of a vector is no longer than the whole. No table."""
+"""Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
+near the span is rejected, as its part in these directions is at most its distance. No results are
+kept."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Spans:
 
     @property
     def attention(self) -> Attention:
-        """The first attention of the model, which was found."""
+        """The first attention of the model. It is known, as :meth:`of` refuses other models."""
         assert self.anatomy.attention is not None
         return self.anatomy.attention
 

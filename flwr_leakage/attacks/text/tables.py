@@ -152,8 +152,8 @@ def placed_tokens(
 
 
 DAMPINGS = (1e-6, 1e-4, 1e-2, 1.0)
-"""Dampings of the least-squares guess, as shares of the mean square of the positions' rows. Each is
-tried, and the one with the least residual is taken."""
+"""Dampings of the least-squares guess of a text's tokens, as shares of the mean squared norm of the
+positions' gradient rows. Each is tried, and the guess with the least residual is taken."""
 
 
 def _settled(
@@ -194,24 +194,25 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
     of 16 tokens, and 34 by least squares.
     """
     covariance = words.T @ words + places.T @ places
-    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
+    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no results are kept.
     scale = 0.01 * covariance.diagonal().mean()
     filters = torch.linalg.solve(covariance + scale * torch.eye(len(covariance)).to(words), words.T)
     return places @ filters / (words.T * filters).sum(0)
 
 
 ROWS = 48
-"""Number of the strongest directions of a gradient that are explained. The value was
-chosen on development draws; no table."""
+"""Number of the strongest singular directions of a layer's gradient that the tokens must explain.
+The value was chosen on development draws; no results are kept."""
 
 EXACT = 1e-4
 """Relative residual at which the tokens explain a gradient without noise: ten times the largest
 error of a float32 gradient."""
 
 FALL = 3.0
-"""Least factor by which the part that the next token explains must fall after the last one that
-occurs. It fell by 6 to 600 there under noise of 3e-5 and half pruning, and by less than 2 before
-(development draws, width 192 and 384, 47 tokens)."""
+"""Least ratio of the part of a gradient that the last token of the batch explains to the part that
+the best further token explains. Under noise of 3e-5 and pruning of half of the entries this ratio
+was 6 to 600, and less than 2 between tokens that occur (development draws, width 192 and 384, 47
+tokens)."""
 
 BEYOND = 8
 """Number of further tokens that are tried, to show how much a token explains that does not
@@ -298,8 +299,8 @@ def pursue(
     if not falls or max(falls) < FALL:
         raise ValueError(f"{len(chosen)} tokens do not explain the first layer's gradient.")
     count = 2 + falls.index(max(falls))
-    # The squared residual rises by this without a word. Words that are chosen in error lower
-    # nothing.
+    # The squared residual rises by ``adds`` if a token is left out. A token that was chosen in
+    # error lowers nothing.
     inverse = torch.linalg.pinv(words[chosen[:count]])
     adds = (whole @ inverse).square().sum(0) / inverse.square().sum(0)
     kept = adds > 2 * max(*gains[count:], least)

@@ -71,7 +71,8 @@ class FeaturePass:
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
         """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
 
-        The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show this.
+        The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show whether it
+        is possible: with zeros for negative entries, the inputs must be those with the ReLU.
         """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
@@ -361,7 +362,8 @@ class Passed:
         deviations: standard deviations of the inputs of every ReLU and pooling before the layer.
         spread: standard deviation of the layer's inputs, before the ReLU that is left out.
         chain: the pass as a chain of matrix products, or ``None`` if it forms no chain.
-        contrast: which contrasts of the images, factors of an input, the gradient leaves open.
+        contrast: the contrasts of the images, factors of the network's input, that the gradient
+            leaves open.
     """
 
     narrow: FeaturePass

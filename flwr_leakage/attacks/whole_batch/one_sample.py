@@ -141,9 +141,10 @@ class LocalSteps(KnownErrors):
 
 
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
-    """Return the functional of a local step whose features are not observed, at outputs (n, B).
+    """Return the derivatives of a local step's functional ``⟨δ, c⟩`` by the features c.
 
-    The outputs enter the linear layer; ``errors`` (n, B) are the derivatives of the loss by them.
+    The features c (n, B), ``outputs``, are the inputs of a linear layer, and δ (n, B), ``errors``,
+    the derivatives of the loss by them. The features themselves are not observed in this step.
     """
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
@@ -325,9 +326,10 @@ class OneSample:
 def _behind(
     problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
 ) -> tuple[KnownErrors, Likelihood]:
-    """Return the equations that one linear layer's features leave, and their observed values.
+    """Return the equations of an image, once a linear layer's features and error are read.
 
-    ``likelihood`` holds the observed values, noise and bounds of the update's entries.
+    The second result holds their observed values. ``likelihood`` holds the observed values, noise
+    and bounds of the update's entries.
 
     Raises:
         ValueError: the layer's gradient is no outer product, its features are not those of a ReLU

@@ -50,21 +50,21 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
-"""Largest number of iterations of conjugate gradients in a step of either end, and number of draws
-of the posterior in a step of sharpening. Both bound the cost."""
+"""Largest number of iterations of conjugate gradients in a step of sharpening or of edges, and
+number of draws of the posterior in a step of sharpening. Both bound the cost."""
 
 EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS = 0.5, 0.5, (0.5, 0.03)
 """The power p of differences in the prior of edges; the weight of that prior (1 follows from the
 residual's own size); and the blurs of the first and the last step. They were chosen on
-development draws; no table."""
+development draws; no results are kept."""
 
 
 @dataclass(frozen=True)
 class Sharpening:
     """The settings of the final steps of a batch whose equations determine its images.
 
-    In these steps each ReLU is averaged over noise with the posterior deviation of its own input,
-    until the states of all units are settled.
+    In these steps each ReLU is averaged over noise with the posterior standard deviation of its own
+    input, until the states of all units are settled.
 
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
@@ -75,7 +75,7 @@ class Sharpening:
     """
 
     before: ClassVar[float] = 1.0
-    """The share of a run's products with the Jacobian that the run takes before these steps."""
+    """The share of its products with the Jacobian that a run may take if these steps follow it."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -86,11 +86,11 @@ class Sharpening:
         require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why sharpening steps, which draw images towards a prior with sharp edges, cannot
-        be taken on a batch with these equations; empty if they can.
+        """Return why sharpening steps cannot be taken on a batch with these equations, or "".
 
-        The batch may be too large, or have too few equations. Twice as many equations as unknowns
-        are needed for every batch, as behind pooling many equations depend on each other.
+        In these steps each ReLU is blurred by the uncertainty of its own input. The batch may be
+        too large, or have too few equations. Twice as many equations as unknowns are needed for
+        every batch, as behind pooling many equations depend on each other.
         """
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:
@@ -159,7 +159,10 @@ class Sharpening:
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
-    """Return the equations of one sample of a batch, given its number."""
+    """Return the equations of a batch for the sample with a given index alone.
+
+    The gradients' equations then hold this sample's part of the sums over the batch.
+    """
     count, here = len(model.errors), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each
@@ -258,7 +261,7 @@ class Edges:
     """
 
     before: ClassVar[float] = 0.5
-    """The share of a run's products with the Jacobian that the run takes before these steps."""
+    """The share of its products with the Jacobian that a run may take if these steps follow it."""
 
     steps: int = 14
 
@@ -273,8 +276,8 @@ class Edges:
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        # On development draws (no table) these steps lost at 1.4 equations per unknown, and won at
-        # 1.0.
+        # On development draws (no results are kept) these steps lost at 1.4 equations per unknown,
+        # and won at 1.0.
         if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""

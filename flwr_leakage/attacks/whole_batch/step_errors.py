@@ -42,7 +42,7 @@ LATE_STAGES = (30.0, 1.0)
 that are nearly right."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
-"""The start of a search; see :func:`_begin`."""
+"""The name of a start of the search for the errors of local steps; see :func:`_begin`."""
 
 TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("at once", LATE_STAGES, 1.0),
@@ -60,12 +60,13 @@ are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
-give by the softmax. The unit is σ relative to the root mean square of the sums' entries, where σ
-is the noise of an entry. The value was chosen on development draws; no table."""
+give by the softmax. The unit is the noise of an entry of the last layer's change, relative to the
+root mean square of its entries. The value was chosen on development draws; no results are kept."""
 
 SOLVED_MISFIT = 4.0
-"""Misfit of a mixture up to which no further start is tried. It is the sum of two mean squares,
-each of which is at most 1 by noise alone; the limit is twice that sum."""
+"""Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
+no further start is tried. It is the sum of two mean squares, each of which is at most 1 by noise
+alone; the limit is twice that sum."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def separate_steps(
         if not sums.reach > 0:
             raise ValueError("the last bias's update does not tell the scale of the features.")
         # Up to a relative noise of 3e-4, the right mixture explains the sums far better than others
-        # (chosen on development draws; no table).
+        # (chosen on development draws; no results are kept).
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
@@ -141,7 +142,7 @@ def separate_steps(
         if budget.is_spent or (best is not None and best.misfit <= SOLVED_MISFIT):
             break
     # On development draws, the first step was right up to a misfit of 100, and only steps with
-    # small errors were mixed up. There is no table.
+    # small errors were mixed up. No results are kept.
     if best is None or not best.misfit <= 100.0:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     shape = len(best.features), len(live)
@@ -382,11 +383,11 @@ class _Mixture:
 
     @property
     def misfit(self) -> float:
-        """The mean squared residual of the last layer's change, as a sum of outer products of each
-        step's error signals and features, plus that of the error signals.
+        """The mean squared residual of the sums over local steps, plus that of the steps' errors.
 
-        The latter compares the error signals with those that the features give by the softmax. Each
-        residual is divided by the standard deviation that is assumed for it.
+        The sum ``Σ_t e_t h_tᵀ``, over steps t with errors e_t and features h_t, is compared with
+        the observed change of the last layer. The errors are compared with those that the features
+        give by the softmax. Each residual is divided by its assumed standard deviation.
         """
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
