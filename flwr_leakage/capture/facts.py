@@ -344,7 +344,7 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # nothing that is known differs
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # facts that are not told cannot differ
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)

@@ -531,7 +531,7 @@ class Recorder:
         self._close_window()
         if (
             self._window is not None
-        ):  # A mode that was entered later is still active: this one stays, and ignores all calls.
+        ):  # A mode that was entered later is still active, so that this one stays, and sees none.
             self._keeps = False
 
     def training(self) -> CapturedTraining:
@@ -565,7 +565,7 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            # Where no optimizer of torch took a step, this alone is told.
+            # If no torch optimizer took a step, only ``_missing`` tells the reason.
             problem=(self._problem * self._stepped)
             or (rest.problem if rest else "")
             or self._missing(),

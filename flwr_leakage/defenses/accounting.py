@@ -41,7 +41,8 @@ _ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), 80, 96, 128, 19
 """Orders α of Rényi divergences: those of Opacus, and others below, between and above them."""
 
 _LONGEST_GRID = 1 << 19
-"""Points of a grid: 4 MB an array, and less than a tenth of a second an order."""
+"""Largest number of points of an integral's grid: an array of so many numbers takes 4 MB, and an
+order α less than a tenth of a second."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -94,7 +95,7 @@ def dp_epsilon(
     if noise_multiplier == 0:
         return math.inf if num_steps else 0.0
     moved = 2.0 if adjacency == "replace-one" else 1.0
-    # An attacker who does not know the sampling cannot tell more than one who does.
+    # Sampling never weakens privacy: an attacker who knew the sampled steps would learn no less.
     unsampled = gaussian_epsilon(math.sqrt(num_steps) * moved / noise_multiplier, delta)
     if sample_rate == 1 or num_steps == 0:
         return unsampled
@@ -219,7 +220,7 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
     """Return the update of a canary: a uniformly random direction of norm ``max_norm``.
 
     A client that plays the canary sends it in place of its own update (Andrew et al. 2023, section
-    4). Nothing of it is private, so that a seed may make it.
+    4). It contains nothing private, so that it may be drawn from a known seed.
 
     Args:
         like: parameters whose names and shapes the update has.

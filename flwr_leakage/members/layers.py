@@ -21,20 +21,20 @@ LARGEST = 1024
 their cost grows with the square, to seconds at 1024 × 4608."""
 
 SPARE = 8
-"""Directions that must lie outside of a row space for algebra to decide. The chance that another
-record's residual is a tenth of the null's smallest is about 0.1 to this power, if its input is
-spread over all of them."""
+"""Number of directions that must lie outside of a row space for algebra to decide. If the input of
+a record that is no member is spread over all of them, its residual is a tenth of the smallest one
+of null records with a probability of about 0.1 to the power of this number."""
 
 CHUNK = 64
 """Records that pass through the network at a time."""
 
 TELLING = 3
-"""Number of layers whose statistics are weighted if no layer decides alone. It was chosen on
-development draws; there is no table."""
+"""Number of layers whose statistics are weighted against each other if algebra decides in none. It
+was chosen on development draws; there is no table."""
 
 NOTICED = 10.0
-"""Noise is taken for that of a defense if it is at least this many times the rounding of single
-precision."""
+"""If the noise on an update is at least this many times the rounding of single precision, it is
+taken for that of a defense."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,10 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of each layer that may show members, in order, and a clause on the
-    reason for each layer that is left out. A convolution is a linear layer of its patches, and is
-    left out if these outnumber the directions of its row space, as nothing lies outside of it then.
+    """Return the row space of each layer that may show members, in the model's order, and a list of
+    texts, one for each other layer on why it is left out. A convolution is a linear layer on
+    patches; if these outnumber the patch's entries, every vector lies in its row space, and it is
+    left out.
 
     Args:
         problem: the update with its model, and BatchNorm by running statistics.
@@ -154,8 +155,8 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the three (``TELLING``) layers whose row spaces are filled least, by number of inputs
-    over ``capacity``, in this order. Of equally filled layers the smaller ones are taken.
+    """Return the three (``TELLING``) layers with the smallest ratios of ``rows``, the number of
+    inputs, to ``capacity``, in ascending order. Of layers of one ratio the smaller come first.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -211,8 +212,9 @@ def agreements(
     records: Batch,
     levels: Float[Tensor, " L"],
 ) -> Float[Tensor, "V N S L"]:
-    """Return how well records' outer products e hᵀ fit into layers' updates, large for members, (V,
-    N, S, L) for each update, record, layer and damping in ``levels``.
+    """Return how well records' outer products e hᵀ fit into layers' updates, large for members.
+
+    The result has the shape (V, N, S, L): updates, records, layers and dampings in ``levels``.
 
     h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
     :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows, such as
@@ -228,7 +230,7 @@ def agreements(
 
 
 def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``hᵀ G⁺ e / n`` of each record in each layer, which is 1 for the update's n samples.
+    """Return ``hᵀ G⁺ e / n`` (N, S) of N records in S layers: 1 for each of the update's n samples.
 
     G is the layer's pseudo-gradient, G⁺ its pseudoinverse, h the record's input of the layer, and e
     the derivative of its loss by the layer's outputs; see :meth:`RowSpace.share_of`. If the update
@@ -243,7 +245,7 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)``: the size of a record's part of a layer's update, over the noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S): how large N records' parts of S layers are beside noise.
 
     Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
     n the number of samples, and σ the standard deviation of one entry's noise. For a record that
@@ -267,7 +269,7 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure of each record in each layer, or 0 if a sample gives a layer several rows.
+    """Return a measure (N, S) of N records in S layers, 0 if a sample gives a layer several rows.
     ``measure`` takes a row space, the derivatives e (B, m) of records' losses by the layer's
     outputs, and their inputs h (B, n), and returns (B,) values.
     """
@@ -305,7 +307,7 @@ def _outer_products(
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return a clause on why a layer with this pseudo-gradient is left out; empty if it is not."""
+    """Return a text on why a layer with this pseudo-gradient is left out; empty if it is not."""
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -319,15 +321,15 @@ def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
 
 
 def _positions(step: Step) -> int:
-    """Return the number of rows that one sample gives to a layer's input: its positions."""
+    """Return at how many positions one sample enters a layer: patches, tokens, or 1 otherwise."""
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
 
 
 def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """Return which tokens of texts get a derivative: all but padding, and for a model of the next
-    token all but the last one, behind which nothing is predicted.
+    """Return booleans, true for tokens of B texts that get a derivative: all but padding, and for a
+    model of the next token also all but each text's last one, behind which nothing is predicted.
     """
     is_token = torch.ones_like(ids, dtype=torch.bool)
     if spec.padding is not None:
@@ -338,8 +340,8 @@ def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Ten
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return each sample's inputs of a layer as rows: P positions of n entries, a convolution's
-    patches.
+    """Return each sample's inputs of a layer as P rows of n entries; for a convolution a row is a
+    patch.
     """
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry

@@ -30,7 +30,7 @@ class CramerRaoBound(SpectralBound):
     """
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """Return σ²/λ."""
+        """Return σ²/λ (S, k) for eigenvalues λ (S, k) of JJᵀ and noise deviations σ (S, 1)."""
         return noise_std**2 / eigenvalues
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

@@ -61,7 +61,7 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
         return gradient_map.loss(logits[None], target[None])
 
     logits, pullback = vjp(logits_of, samples.batch.inputs)[:2]
-    # The loss of one sample is differentiated alone, as nobody says that it is a mean.
+    # Each sample's loss is differentiated alone, as the loss need not be a mean over samples.
     errors = vmap(grad(loss_of))(logits, samples.batch.targets)
     return pullback(errors)[0].flatten(1).detach()
 

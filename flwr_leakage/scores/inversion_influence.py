@@ -26,7 +26,7 @@ from flwr_leakage.spectral import dense_spectrum, solve_damped, spectral_sum
 from flwr_leakage.spectral.dense import dense_bytes
 
 QUADRATURE_TOLERANCE = 0.02
-"""Relative error of a probe's quadrature, well below the sampling error."""
+"""Relative error at which the quadrature of a random probe stops, far below the sampling error."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class JointInfluence:
             return _Joint(solution, None, "lower bound", error, note)
         dampings = (self.relative_damping,)
         solved = solve_damped(operator, delta, dampings, self.tolerance, self.max_steps)
-        # The damped solution is shorter than the undamped one, and an early one shorter still.
+        # A damped solution is shorter than the undamped one, and an early iterate shorter still.
         note = f"about this or more: damped by {self.relative_damping:g} λmax"
         if not bool(solved.converged[0, 0]):
             note += f", and stopped after {self.max_steps} steps"
@@ -143,8 +143,9 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return a measurement: the root mean of ``squares`` over the inputs of each scored sample,
-    with the relative error of ``joint``. A sample that no training step uses gets no number.
+    """Return the measurement ``name``: for each scored sample the root of the mean of ``squares``
+    over its inputs, with the relative error of ``joint``. A sample that no training step uses gets
+    no number.
     """
     exposure = client.exposure
     count = len(exposure.whole.private)

@@ -106,12 +106,12 @@ class LAVP(SampleScore):
             "unresolved" if note else state for note, state in zip(notes, found.states, strict=True)
         ]
         values = torch.where(directed, found.values, torch.nan)
-        # The projection may remove nearly all of J, and leaves its rounding.
+        # If the projection I − ĝĝᵀ removes nearly all of J, the rounding of J remains.
         slips = 2 * problem.rounding * operator.removed.double() * values.sqrt()
         return Numbers(values, first_notes(notes, found.notes), found.errors + slips, states)
 
     def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Numbers:
-        # The problem's own seed, so that one minimum does not depend on whether another is asked.
+        # The start comes from the problem's seed, so that no minimum depends on other ones.
         estimate = choose_smallest_eigenvalue(
             operator,
             problem.generators(problem.seed),

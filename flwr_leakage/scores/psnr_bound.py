@@ -17,11 +17,11 @@ from flwr_leakage.scores.reconstruction_robustness import check_clipping, sample
 class PSNRBound(SampleScore):
     """A score: the error (σᵢ/Cᵢ)‖x‖/√T of an attacker who chooses the model, as RMSE and as PSNR.
 
-    Such an attacker makes the gradient of sample i the image x itself, scaled to norm Cᵢ (Riess et
-    al. 2024). The noise of standard deviation σᵢ on the gradient is then noise of (σᵢ/Cᵢ)‖x‖ on a
-    pixel, and less after T releases. Whatever the model, no attacker without a prior of images has
-    a smaller error. An attacker with a prior has a smaller one if the PSNR is low. The quantities
-    are:
+    Such an attacker chooses a model for which the gradient of sample i is the image x itself,
+    scaled to norm Cᵢ (Riess et al. 2024). Noise of standard deviation σᵢ on the gradient is then
+    noise of (σᵢ/Cᵢ)‖x‖ on each pixel, and √T times less in the mean of T releases. With any model,
+    no attacker without a prior of images has a smaller error. An attacker with a prior has a
+    smaller one if the PSNR is low. The quantities are:
 
     - ``psnr_bound_rmse``: the RMSE in model input units, larger is safer;
     - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is ``data_range``, or

@@ -71,6 +71,6 @@ def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
 
 
 def sample_norms(problem: SampleProblem, clipping_norm: float | None) -> torch.Tensor:
-    """Return Cᵢ (S,): the clipping norm, or if it is ``None`` the norm of each gradient."""
+    """Return for each sample (S,) the clipping norm or, if it is ``None``, its gradient's norm."""
     own = row_norms(problem.gradients).double()
     return own if clipping_norm is None else torch.full_like(own, clipping_norm)

@@ -36,7 +36,7 @@ class SingularInfluence(ExtremesScore):
             unit = "model input per unit of gradient"
             values = source.values**-0.5
             errors = None if source.errors is None else values * source.errors / source.values / 2
-            # The power turns bounds around.
+            # 1/√λ falls with λ, so that an upper bound of λ gives a lower bound of it.
             states = [_TURNED.get(state, state) for state in source.own_states]
             columns.append(Column(name, values, unit, "larger is safer", notes, errors, states))
         return columns
