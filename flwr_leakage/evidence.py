@@ -90,7 +90,8 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""Kind and names of the records behind a detail of the verdict, by how it begins."""
+"""For a detail of the verdict, by the words that it begins with, the kind and the names of the
+records behind it."""
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class Reproducible(Randomness):
 
 
 _CHUNK = 1 << 17
-"""Numbers drawn at a time: their few copies stay in the cache."""
+"""The number of draws that are made at a time: so few that their copies stay in the cache."""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
 
 
 MAX_NAMED = 20
-"""Updates that an error or a summary names."""
+"""The largest number of updates that an error or a summary names."""
 
 
 def junit(found: Check) -> bytes:

@@ -37,10 +37,11 @@ MAX_RECORDS = 2_000_000
 """Most lines of ``records.jsonl``, which take 0.5 kB of memory each, as measured on 200,000."""
 
 MAX_NAMES = 120
-"""Most names of one kind of numbers, each a chart: the layer shares of a ResNet-50 have 107."""
+"""Most names of the quantities of one kind in a run, as each has a chart in the report: the layer
+shares of a ResNet-50 have 107."""
 
 MAX_PROBLEMS = 100
-"""Most problems of a record that are told one by one."""
+"""Most unreadable lines or files of a run that are told one by one."""
 
 MAX_UNREADABLE = 10_000
 """Unreadable lines after which no more of a record is read; each kill of a run leaves one."""

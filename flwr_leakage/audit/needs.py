@@ -28,15 +28,16 @@ images, ``idlg`` and ``strongest``), 37 in a process that had attacked inputs of
 where ``strongest`` searches half a million pixels."""
 
 STEPS = 4
-"""The copies of the parameters that an attack holds for each local step. Those of the first step do
-not count, and those of another step are taken off, as a server that trains the model has room for
-them."""
+"""The number of copies of the parameters that an attack holds for each local step from the third
+on. Those of the first step do not count, and a server that trains the model has room for those of
+the second."""
 
 OPERATIONS_PER_SECOND = 5e9
 """The floating-point operations of a slow CPU core in a second."""
 
 LEAST_GRADIENTS = 10
-"""The number of gradients below which no search has got anywhere."""
+"""The least number of gradients for which an attack must have time; with fewer, no search has found
+anything."""
 
 _MAX_CALLS = 50_000
 _REAL_BYTES = 2**20  # bytes of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
@@ -242,7 +243,7 @@ def _pass(
 
 
 class _TooMuchError(Exception):
-    """Error of a forward pass whose intermediate results reach a limit."""
+    """The error of a forward pass whose intermediate results reach a limit."""
 
 
 class _Counted(TorchDispatchMode):

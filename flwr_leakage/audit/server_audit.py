@@ -683,7 +683,7 @@ class ServerAudit:
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        # The facts are tried one by one, as an attack on several rounds may refuse some of them.
+        # Updates become targets one by one, as one of them may not fit its earlier rounds.
         parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
         targets = []
         for part in parts:

@@ -74,7 +74,8 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return the number of different values among sorted ones; those closer than rounding are one."""
+    """Return the number of different values among sorted ones, where rounding makes no difference.
+    """
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 

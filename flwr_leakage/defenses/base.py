@@ -98,7 +98,7 @@ class Defense:
 
     @property
     def carries(self) -> bool:
-        """Return whether the client adds to its later updates the part that the defense left out."""
+        """Return whether the client adds to later updates the part that the defense left out."""
         return False
 
     @property

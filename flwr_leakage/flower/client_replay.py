@@ -211,10 +211,11 @@ class SeenRound:
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Return whether ``num_steps`` steps on ``now`` samples fit a captured training on ``count``.
+    """Return whether a training cuts its samples into batches as an earlier, captured one did.
 
-    ``known`` are the facts about the captured training; its batch size is assumed for this one. A
-    client may take a number of epochs, with or without a last small batch, or a number of steps.
+    This training took ``num_steps`` steps on ``now`` samples, the captured one those in ``known``
+    on ``count`` samples; the batch size is taken to be the same. A client may take a fixed number
+    of epochs, with or without a last small batch, or a fixed number of steps.
     """
     if (now, num_steps) == (count, known.num_steps):
         return True
@@ -338,7 +339,7 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """Return the result for a training that is not replayed; a change makes the next one replayed.
+    """Return the result for a training that is not replayed; after a change the next one will be.
 
     A replay repeats the training to check the sent update. Here ``glance`` has seen only its start,
     settings, steps and end. The facts are ``None`` if they cannot be told; ``kept`` is the result

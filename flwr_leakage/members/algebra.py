@@ -105,8 +105,8 @@ def tell_single(
     update, and for other records in the row spaces.
 
     Args:
-        flat: the update with its model, and BatchNorm by running statistics.
-        spans: the row spaces of S layers; those that a sample gives several inputs are skipped.
+        flat: the update with its model, whose BatchNorm uses running statistics.
+        spans: the row spaces of S layers. Those that see a sample at several positions are skipped.
         candidates: C records with their labels.
         logs: (C, S) log r of the records' residuals r.
         of_null: (N, S) log r of null records, which are known not to be members.
@@ -150,7 +150,7 @@ def rank_by_own_gradient(
     spaces; and the names of the statistic's parts.
 
     Args:
-        flat: the update with its model, and BatchNorm by running statistics.
+        flat: the update with its model, whose BatchNorm uses running statistics.
         spans: the row spaces of the layers that decide.
         candidates: C candidates with their labels.
         null: N null records, known not to be members, with their labels.
@@ -202,9 +202,9 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
     """Return whether each record's part in every layer's update is too small to be found: below
-    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, and
-    BatchNorm by running statistics; ``spans`` are the layers' row spaces. Layers to which a sample
-    gives several rows do not count; if there are no others, no record is silent.
+    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, whose
+    BatchNorm uses running statistics; ``spans`` are the layers' row spaces. Layers that see a
+    sample at several positions do not count; if there are no others, no record is silent.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

@@ -108,7 +108,7 @@ def find_spans(
     left out.
 
     Args:
-        problem: the update with its model, and BatchNorm by running statistics.
+        problem: the update with its model, whose BatchNorm uses running statistics.
         noise_std: the standard deviation of a defense's noise on the pseudo-gradient's entries;
             with ``None`` estimated, for one step, from singular values of noise alone.
         only: the names of the weights whose layers are used, even if they would be left out
@@ -176,8 +176,8 @@ def leftovers(
     r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
     :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the calls
     of a layer, or over a text's :func:`tokens_with_derivative`. A record whose inputs are all zero
-    has r = 1. ``problem`` is an update with its model, as the server sent it, and BatchNorm by
-    running statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    has r = 1. ``problem`` is an update with its model as the server sent it; BatchNorm uses running
+    statistics. ``views`` holds the row spaces of the layers for each of V updates of its
     parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
@@ -217,9 +217,10 @@ def agreements(
     The result has the shape (V, N, S, L): updates, records, layers and dampings in ``levels``.
 
     h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
-    :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows, such as
-    most convolutions. ``problem`` is an update with its model, and BatchNorm by running statistics.
-    ``views`` holds the row spaces of the layers for each of V updates of its parameters.
+    :meth:`RowSpace.agreement`. The fit is 0 in layers that see a sample at several positions, as
+    most convolutions do. ``problem`` is an update with its model, whose BatchNorm uses running
+    statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    parameters.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
     for at, start, e, h in _outer_products(problem, views[0], records):
@@ -235,10 +236,10 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     G is the layer's pseudo-gradient, G⁺ its pseudoinverse, h the record's input of the layer, and e
     the derivative of its loss by the layer's outputs; see :meth:`RowSpace.share_of`. If the update
     is scaled, the number is another one, but still the same in all layers for a sample of the
-    update. It is 0 in layers to which a sample gives several rows.
+    update. It is 0 in layers that see a sample at several positions, as most convolutions do.
 
-    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
-    layers' row spaces.
+    ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
+    the layers' row spaces.
     """
     count = problem.num_samples
     return _by_layer(problem, spans, records, lambda space, e, h: space.share_of(e, h) / count)
@@ -250,10 +251,10 @@ def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
     n the number of samples, and σ the standard deviation of one entry's noise. For a record that
     the model knows well the value is so small that no test of the update finds it. It is 0 in
-    layers to which a sample gives several rows.
+    layers that see a sample at several positions, as most convolutions do.
 
-    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
-    layers' row spaces.
+    ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
+    the layers' row spaces.
     """
 
     def trace(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
@@ -269,9 +270,10 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure (N, S) of N records in S layers, 0 if a sample gives a layer several rows.
-    ``measure`` takes a row space, the derivatives e (B, m) of records' losses by the layer's
-    outputs, and their inputs h (B, n), and returns (B,) values.
+    """Return a measure (N, S) of N records in S layers. It is 0 in layers that see a sample at
+    several positions, as most convolutions do. ``measure`` takes a row space, the derivatives e (B,
+    m) of records' losses by the layer's outputs, and their inputs h (B, n), and returns (B,)
+    values.
     """
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
@@ -284,7 +286,7 @@ def _outer_products(
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
     """Yield, for chunks of records, the layer's index in ``spans``; the index of the first record;
     the derivatives e (B, m) of the losses by the layer's outputs; and its inputs h (B, n). Layers
-    to which a sample gives several rows are skipped.
+    that see a sample at several positions, as most convolutions do, are skipped.
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]

@@ -93,8 +93,8 @@ class Seen:
     """One update as the server sees it, prepared for tests of membership.
 
     Attributes:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics, or by those that follow from the update.
+        problem: the update with its model, parameters and schedule. The model's BatchNorm uses
+            running statistics, or those that follow from the update.
         spans: the row spaces of the layers' updates.
         members: for an update that the server made itself, the indices of the null records that it
             trained on; ``None`` for the client's update.
@@ -284,7 +284,8 @@ def rehearse(
     into signs if most released entries have one magnitude, as after a step of Adam.
 
     Args:
-        client: the client's update with its model, and BatchNorm as the client trained.
+        client: the client's update with its model, whose BatchNorm is in the mode of the client's
+            training.
         observed: the client's update, with the row spaces of its layers.
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
@@ -355,8 +356,9 @@ def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> P
     """Return the update that a repeated round on a batch of the server's records gives, without any
     defense.
 
-    ``client`` is the client's update with the model, and BatchNorm as the client trained. The
-    result is a copy of ``flat``, which has BatchNorm by running statistics, with the new update.
+    ``client`` is the client's update with the model, whose BatchNorm is in the mode of the client's
+    training. The result is a copy of ``flat``, which has BatchNorm by running statistics, with the
+    new update.
     """
     with torch.no_grad():
         gradient = client.replay(batch, optimizer)

@@ -82,7 +82,7 @@ def gradient_products(
 ) -> Products:
     """Return the inner products of N records' own gradients with the V pseudo-gradients in
     ``directions``, and their norms; if ``sketched``, also their sketches. ``problem`` is the update
-    with its model at the parameters that the server sent, and BatchNorm by running statistics.
+    with its model at the parameters that the server sent; BatchNorm uses running statistics.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -132,8 +132,8 @@ def gradient_difference(
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
     """Return each record's loss at the parameters before training or, if ``after``, at those that
-    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, and BatchNorm
-    by running statistics.
+    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, whose
+    BatchNorm uses running statistics.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}

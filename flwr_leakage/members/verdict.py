@@ -115,8 +115,8 @@ class Membership:
         null_origin: the source of the null records, in words.
         fits: (C, S) measures of how well each record's outer product e hᵀ fits into each of S
             layers' updates; see :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. They
-            are large for members, and 0 if labels are unknown or a sample gives a layer several
-            rows.
+            are large for members, and 0 if labels are unknown or a layer sees a sample at several
+            positions.
         residuals: (C, S) residuals ‖h − P h‖ / ‖h‖ of each record's input h in each layer of
             ``layers``, where P projects on the layer's row space.
         layers: the names and row spaces of the layers.
@@ -284,7 +284,7 @@ def examine(
     cosine alone, to which nothing is fitted, ranks them among all null records.
 
     Args:
-        problem: the update with its model, and BatchNorm as the client trained.
+        problem: the update with its model, whose BatchNorm is in the mode of the client's training.
         candidates: the records in question, normalised for the model, with labels.
         null: records that cannot be members, from the distribution of the candidates.
         labelled: whether all labels are known. If not, the row space is the only statistic, and a

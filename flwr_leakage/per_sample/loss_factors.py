@@ -12,9 +12,9 @@ from flwr_leakage.losses import Loss
 from flwr_leakage.records import Batch, Exposure
 
 SEPARABLE = 1e-3
-"""Let g be the derivative of a batch's loss by one sample's logits, and c g′ the nearest multiple of
-the derivative g′ of that sample's own loss. If ‖g − c g′‖/‖g‖ exceeds this, the loss couples
-samples."""
+"""Largest relative distance ‖g − c g′‖/‖g‖ at which a loss counts as one that treats samples one by
+one. g is the derivative of the batch's loss by one sample's logits, and c g′ the nearest multiple
+of the derivative g′ of that sample's own loss."""
 
 
 def loss_weights(

@@ -337,12 +337,13 @@ def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
 
 
 MAX_SETTINGS = 80
-"""Characters of a setting that stands in a sentence; longer ones stand in brackets behind it."""
+"""The largest number of characters of settings that are written within a sentence; longer ones
+stand in brackets behind it."""
 
 
 def otherwise_told(index: Index, places: Collection[Place]) -> str:
-    """Return a clause on how clients trained otherwise than the attack on their updates ``places``
-    assumed; client −1 stands for all of a round.
+    """Return a clause on how clients trained otherwise than the attack on their updates ``places``,
+    (round, client), assumed. Client −1 stands for all clients of a round.
     """
     summed = {server_round for server_round, client in places if client < 0}
     said = {
@@ -562,7 +563,8 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""A number of identified originals that chance reaches more rarely is no chance."""
+"""A number of identified originals counts as beyond chance if random guesses reach it with at most
+this probability."""
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:

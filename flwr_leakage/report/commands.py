@@ -9,7 +9,7 @@ from flwr_leakage.report.index import section
 from flwr_leakage.report.story import flatten
 
 _ELSEWHERE = ("hydra", "run_dir", "objective", "tracker", "client.folder")
-"""Settings of a run that write somewhere; a command leaves them out."""
+"""Settings that name a place to which a run writes; a command that repeats it leaves them out."""
 
 
 _PLAIN = re.compile(

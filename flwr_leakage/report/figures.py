@@ -373,9 +373,9 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Return the least standard deviation of the normalisation's channels, in pixel units per unit
-    of a model input; 0 if unknown. The least one makes a bound on the error in model inputs a bound
-    in pixels.
+    """Return the least standard deviation of the normalisation over channels, in pixel units per
+    unit of a model input; 0 if unknown. A lower bound of the error in model inputs, times this
+    least one, is a lower bound in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:

@@ -198,13 +198,15 @@ class Map:
 
 
 MAX_LABELS = 12
-"""Clients or rounds that have a label of their own; of more, each second, third, … has one."""
+"""The number of clients or rounds up to which each has a label; of more, only every second, third,
+… has one."""
 
 MAX_GAPS = 40
-"""Clients or rounds of a map whose squares stand apart; of more, gaps would hide the squares."""
+"""The number of clients or rounds up to which a map has gaps between its squares, which would be
+too small for gaps otherwise."""
 
 MAX_ROUNDS = 10_000
-"""Rounds up to which each has a column; of more, only those that the records speak of."""
+"""The number of rounds up to which each has a column; of more, only those with records have one."""
 
 STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
@@ -213,7 +215,8 @@ STATES: dict[str, str] = {
     "labels": "mark inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
-"""The outcomes of an attacked update in words, worst first; the last two mark others."""
+"""The outcomes of an attacked update in words, worst first. The last two are marks: of a round in
+which only labels were inferred, and of an attack that the time limit ended."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:

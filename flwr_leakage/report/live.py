@@ -26,8 +26,8 @@ _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
 
 
 class Changes:
-    """Count the rounds of a run folder that have ended, reading each line of its growing record
-    once.
+    """A counter of the rounds of a run folder that have ended. It reads each line of the growing
+    file of records once.
     """
 
     def __init__(self, folder: Path) -> None:

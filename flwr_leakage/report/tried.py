@@ -37,7 +37,7 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 
 MAX_REASON = 400
-"""Characters of a reason in the answer; the whole of it stands among the events."""
+"""The largest number of characters of a reason in the answer; the events hold all of it."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,12 @@ def worth(
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
-"""The first words of a difference that the ``spec`` or model, or the ``schedule``, removes."""
+"""The first words of differences between a client's training and the attack's assumption: in
+``_INPUTS`` of those that another ``spec`` or model removes, in ``_STEPS`` of those that another
+``schedule`` removes."""
 
 MAX_REST = 3
-"""The most other differences that a sentence names."""
+"""The largest number of other differences that a sentence names."""
 
 
 def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
@@ -245,8 +247,8 @@ def to_assume(index: Index, metadata: Mapping[str, Any], attacked: Collection[Pl
 
 
 def _by_labels(noun: str) -> str:
-    """Return a sentence for a run that attacked no sample but inferred class counts: which of its
-    results to decide about training by. ``noun`` is the plural for samples.
+    """Return advice for a run that attacked no sample but inferred class counts: the results by
+    which to decide about training. ``noun`` is the plural for samples.
     """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
@@ -578,7 +580,8 @@ _SETTINGS = (
     _Setting("max_bytes=|MB of intermediate results", (), "max_bytes=None",
              "an attack takes as much memory then as it needs"),
 )  # fmt: skip
-"""Reasons why an update was not attacked, as patterns, with the setting behind each."""
+"""The settings because of which an update is not attacked, each with the pattern of the reason that
+is recorded for it."""
 
 
 RESTING = "attacks run "

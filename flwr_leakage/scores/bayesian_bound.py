@@ -46,6 +46,6 @@ class BayesianBound(SpectralBound):
         return posterior_variance(eigenvalues, noise_std**2, self.prior_std**2)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``bayesian_bound_rmse``."""
+        """Return the column ``bayesian_bound_rmse``, in model input units."""
         name = "bayesian_bound_rmse"
         return [self.bound(name, problem, draws, exact="exact", full_rank=False)]

@@ -34,6 +34,6 @@ class CramerRaoBound(SpectralBound):
         return noise_std**2 / eigenvalues
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``cramer_rao_bound_rmse``."""
+        """Return the column ``cramer_rao_bound_rmse``, in model input units."""
         name = "cramer_rao_bound_rmse"
         return [self.bound(name, problem, draws, exact="lower bound", full_rank=True)]

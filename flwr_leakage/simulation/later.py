@@ -99,7 +99,7 @@ def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = 
     if not config["attack"]:
         raise ConfigError("attack must not be none, as kept updates are to be attacked.")
     given = config["server"].get("attack_max_seconds")
-    # One process here: those of ``attack_kept`` are started around it.
+    # The experiment attacks in one process; ``attack_kept`` starts the others itself.
     config["server"] = {
         **NEWER,
         **config["server"],

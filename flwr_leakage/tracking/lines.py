@@ -94,7 +94,7 @@ _Row = Mapping[str, Any]
 
 
 class NewerVersionError(ValueError):
-    """Error of a run in a format that is newer than this version of the package."""
+    """The error for a run in a format that is newer than this version of the package."""
 
 
 def _to_2(row: _Row) -> _Row:
