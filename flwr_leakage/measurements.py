@@ -37,7 +37,7 @@ DEFENDED_BY = "The update was defended by"
 """The first words of a client's remark on its defense; see :func:`defenses_told`."""
 
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
-"""The states of a value that may be read as the quantity itself."""
+"""The states of a value that is the quantity itself, and not a bound on it."""
 
 
 def defenses_told(messages: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ MAX_DEPTH = 64
 """Most levels of nesting in a JSON file; the config of the packaged ``strongest`` has nine."""
 
 MAX_INTEGER = 1 << 64
-"""All integers of a file lie below it, as Flower's node ids do."""
+"""The bound on the magnitude of integers in a file; Flower's node ids lie below it."""
 
 MAX_LINE_BYTES = 64 << 10
 """Most bytes of a line of ``records.jsonl``: its texts have 2,000 characters at most."""

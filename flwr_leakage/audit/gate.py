@@ -15,7 +15,7 @@ else:  # a gate of scores needs no attack installed
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]
-"""The worst grade of a reconstruction that a gate lets pass, see ``flwr_leakage.report.grades``."""
+"""The grades to which a gate can limit reconstructions; see ``flwr_leakage.report.grades``."""
 
 _WORSE = {
     "nothing": ("partly", "recognisable", "exact"),

@@ -33,7 +33,7 @@ on. Those of the first step do not count, and a server that trains the model has
 the second."""
 
 OPERATIONS_PER_SECOND = 5e9
-"""The floating-point operations of a slow CPU core in a second."""
+"""The number of floating-point operations that a slow CPU core does in a second."""
 
 LEAST_GRADIENTS = 10
 """The least number of gradients for which an attack must have time; with fewer, no search has found

@@ -549,7 +549,7 @@ class ServerAudit:
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Let later attacks assume these inputs and this mode of BatchNorm."""
+        """Let later attacks assume this spec of the inputs and this mode of BatchNorm."""
         self.spec = spec
         self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
         self._reference = self.reference or Reference.of(spec)

@@ -74,8 +74,7 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return the number of different values among sorted ones, where rounding makes no difference.
-    """
+    """Return the number of different values among sorted ones; differences by rounding are none."""
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 

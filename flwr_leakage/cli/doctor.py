@@ -38,7 +38,7 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""The loss without each optional package, in words."""
+"""For each optional package, the feature that is lost without it, and how to install it, in words."""
 
 
 def examine() -> list[Finding]:

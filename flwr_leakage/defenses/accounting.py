@@ -31,7 +31,8 @@ from torch import Tensor
 from flwr_leakage.params import Params, norm
 
 Adjacency = Literal["replace-one", "add-or-remove"]
-"""The two kinds of neighbouring sets of records that an ε may compare."""
+"""The relations of two sets of records that an ε may compare: one record replaced by another, or
+one record added or removed."""
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 

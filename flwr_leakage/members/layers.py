@@ -26,7 +26,7 @@ a record that is no member is spread over all of them, its residual is a tenth o
 of null records with a probability of about 0.1 to the power of this number."""
 
 CHUNK = 64
-"""Records that pass through the network at a time."""
+"""Number of records that pass through the network at a time."""
 
 TELLING = 3
 """Number of layers whose statistics are weighted against each other if algebra decides in none. It

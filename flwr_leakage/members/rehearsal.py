@@ -47,7 +47,7 @@ least. On twelve development draws of DP-SGD with ε = 1 this raised the AUC fro
 gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""Largest number of draws, each of which repeats the client's round."""
+"""Largest number of draws of null records in a rehearsal, each of which repeats the round."""
 
 STRANGERS = 50
 """Least number of records that a rehearsal needs beside the members of a draw."""

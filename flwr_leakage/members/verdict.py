@@ -81,7 +81,8 @@ share of records to the right client there, within one percent."""
 
 
 _LEAST_P = 1e-300
-"""The p-value below which no number is printed, as double precision ends near there."""
+"""The p-value below which none is printed as a number, as the range of double precision ends near
+it."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ float64: in float32, squares of the entries of its Jacobian would underflow."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Number of samples from which one is chosen to check second derivatives on."""
+"""Number of samples from which the one is chosen on which second derivatives are checked."""
 _GRAPH_COPIES = 12
 """Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
 gradient."""

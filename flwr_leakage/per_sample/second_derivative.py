@@ -20,7 +20,8 @@ MOST_ALLOWED = 1e-2
 """If rounding asks to allow a larger distance than this, finite differences can show nothing, and J
 is not checked."""
 FIRST_STEP = 1e-6
-"""Step of the differences, relative to the inputs: small, so that few ReLUs change sides."""
+"""First step h of the differences, relative to the inputs' root mean square: it is small, so that
+few ReLUs change sides."""
 OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)
 _JITTER = 0.1
 

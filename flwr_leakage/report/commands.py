@@ -16,7 +16,8 @@ _PLAIN = re.compile(
     r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
     re.IGNORECASE,
 )
-"""A setting: neither ``_target_``, which Hydra calls, nor the path of another config group."""
+"""The pattern of a plain setting such as ``attack=idlg``: it names neither ``_target_``, which
+Hydra would call, nor a path to another config group."""
 
 
 def are_plain(words: Iterable[str]) -> bool:

@@ -60,7 +60,7 @@ _DOTS: dict[str, tuple[str, str, int]] = {
     "nothing": (MUTED, "s", 12),
     "": (MUTED, "X", 16),
 }
-"""Colour, marker and size of each grade."""
+"""Colour, marker and size of the dots for each grade."""
 
 
 class Dot(NamedTuple):

@@ -81,7 +81,7 @@ class ScoreChart:
         title: the name of the score.
         caption: the quantities on the axes.
         figures: the number of pairs, and Spearman's ρ with its interval and p-value, in words.
-        reading: what ρ means, in words.
+        reading: the meaning of ρ, in words.
         svg: the drawing, or ``None`` where no sample has both numbers.
     """
 
@@ -326,7 +326,7 @@ BOUNDS = {
         "clamping to the range of pixels.",
     ),
 }
-"""Scores that are drawn, with their names and conditions."""
+"""The bounds that are drawn: by the name of the score, the bound's name and its conditions."""
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:

@@ -31,7 +31,7 @@ class Tile:
     """One key figure of the first screen.
 
     Attributes:
-        term: what the figure counts.
+        term: the quantity that the figure counts, in words.
         value: the figure, or the words that it was not tested.
         guess: the figure that a guess without any update has, or the reason why there is none.
         is_leak: whether the figure shows a leak.

@@ -97,7 +97,8 @@ _PLAIN = {
     "lenet_zhu": "a small convolutional network (LeNet)",
     "fedavg": "federated averaging",
 }
-"""The meaning of the configuration's names, which stand in the appendix themselves."""
+"""By name of a data set, network or strategy in a config, plain words for it. The report's appendix
+shows the names themselves."""
 
 
 def _plain(name: str) -> str:
@@ -206,7 +207,7 @@ _GIVEN = {
 
 
 BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exact")}
-"""The knowledge that a threat model grants and that no update tells."""
+"""By phrase of a threat model, the knowledge that it grants although no update tells it."""
 
 
 class Fact(NamedTuple):

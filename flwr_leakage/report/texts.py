@@ -19,7 +19,7 @@ MAX_TOKENS_SHOWN = 200_000
 """The largest number of tokens of all texts on a page; they take some 15 MB."""
 
 FIRST_TOKENS = 48
-"""The largest number of tokens of a text on the first screen: about nine lines of a phone."""
+"""The largest number of tokens of a text on the first screen; a phone shows nine lines of them."""
 
 MAX_NAMED = 200
 """The largest number of updates for which a page lists the tokens that are known to occur in it."""

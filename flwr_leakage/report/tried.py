@@ -37,7 +37,8 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 
 MAX_REASON = 400
-"""The largest number of characters of a reason in the answer; the events hold all of it."""
+"""The largest number of characters, in the answer, of a reason why an update tells nothing; the
+events hold all of it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Worth:
         level: ``quiet`` if the strongest attack ended by itself on some update and found nothing;
             ``partly`` if originals are identified beyond chance or records found to be used; else
             ``unknown``.
-        do: sentences on what to run to learn more; empty where nothing here would help.
+        do: sentences that advise further runs to learn more; empty where nothing here would help.
         commands: the commands that do so, if the run was a simulation.
         changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), with the reason.

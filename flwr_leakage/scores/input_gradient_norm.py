@@ -37,7 +37,7 @@ class InputGradientNorm:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the measurement ``input_gradient_norm``."""
+        """Return the measurement ``input_gradient_norm``: ‖∂L/∂x‖ of each sample x."""
         samples = client.samples(self.point)
         windows = torch.arange(len(samples)).split(self.batch_size)
         norms = torch.cat([input_gradients(samples[window]).norm(dim=1) for window in windows])

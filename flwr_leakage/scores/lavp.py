@@ -72,7 +72,7 @@ class LAVP(SampleScore):
         )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return a column for each of the chosen ``quantities``."""
+        """Return a column for each of ``quantities``, such as ``lambda_max``, in their order."""
         known: dict[str, Numbers] = {}
         return [
             self._find(name, problem, known).column(name, "1", "larger is safer")

@@ -54,7 +54,9 @@ class LayerShares(SampleScore):
             raise ValueError(f"num_probes must be at least 1, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``layer_share/…`` and ``layer_top_share/…`` for each layer."""
+        """Return for each layer the columns ``layer_share/…``, its share of ‖J‖_F², and
+        ``layer_top_share/…``, its share of λmax.
+        """
         slices = layer_slices(problem.samples.params)
         probes = []
         for _ in range(self.num_probes):

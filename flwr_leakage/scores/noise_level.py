@@ -13,11 +13,11 @@ from flwr_leakage.scores.base import first_notes, notes_where
 NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
 SEVERAL = "no bound: over several local steps a sample's part in the update is of first order only"
 _DEVIATIONS = 6.0
-"""Number of standard errors by which the kurtosis of δ, or its correlation with gradients, may
-differ from that of independent Gaussian noise."""
+"""Number of standard errors by which the kurtosis of a perturbation δ, or its correlation with
+gradients, may differ from that of independent Gaussian noise."""
 _CHANCE = 1e-9
-"""Probability below which a mean square of δ is not taken for that of Gaussian noise: about that of
-a deviation by six standard errors."""
+"""If Gaussian noise has the mean square of a perturbation δ, or a more extreme one, with less than
+this probability, δ is not taken for it. A deviation by six standard errors is about as rare."""
 
 
 def check_noise_std(noise_std: float | None) -> None:

@@ -90,7 +90,9 @@ class _Poisoning(SampleScore):
     rate: float
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``poisoning_amplification`` and ``poisoning_bound``."""
+        """Return the columns ``poisoning_amplification``, exact to first order in the change of a
+        sample, and ``poisoning_bound``, an upper bound.
+        """
         settings = self.settings
         found = problem.largest(settings.tolerance, settings.max_steps)
         top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")

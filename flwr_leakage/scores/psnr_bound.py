@@ -51,7 +51,7 @@ class PSNRBound(SampleScore):
             raise ValueError(f"data_range must be None or positive, got {self.data_range}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``psnr_bound_rmse`` and ``psnr_bound``."""
+        """Return the columns ``psnr_bound_rmse`` in model input units and ``psnr_bound`` in dB."""
         level, silent = noise_level(problem, self.noise_std)
         norms = sample_norms(problem, self.clipping_norm)
         length = row_norms(problem.inputs).double()

@@ -52,7 +52,9 @@ class ReconstructionRobustness(SampleScore):
         check_clipping(self.clipping_norm, self.num_rounds)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the column ``reconstruction_robustness``, a probability."""
+        """Return the column ``reconstruction_robustness``: the largest probability of any attacker
+        to identify the sample.
+        """
         level, notes = noise_level(problem, self.noise_std)
         mu = math.sqrt(self.num_rounds) * sample_norms(problem, self.clipping_norm) / level
         chances = torch.tensor(

@@ -16,13 +16,14 @@ from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
 
 FORMER = ("device", "lab", "paper", "size", "sizes")
-"""Keys at the top of earlier runs' configs, which no audit ever read."""
+"""Keys at the top of configs of earlier versions. No audit ever read them, and they are dropped."""
 
 NEWER = {
     "attack_cpus": 1.0, "attack_gpus": 0.0, "attack_retries": 3, "kept_policy": "oldest",
     "what_if_max_seconds": None,
 }  # fmt: skip
-"""Keys of ``server`` that earlier runs' configs lack, with their values."""
+"""Keys of the section ``server`` that configs of earlier versions lack, with the values that they
+get."""
 
 _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 

@@ -29,7 +29,8 @@ WORDS: Mapping[str, str] = {
     "noise_multiplier": "be ≥ 0",
     "clipping_norm": "be positive",
 }
-"""The range of strategies' settings, by name, as a key of ``flwr_leakage.values.RANGES``."""
+"""By name of a strategy's setting, the range in which it must lie, a key of
+``flwr_leakage.values.RANGES``."""
 
 
 SPOKEN: Mapping[str, tuple[str, ...]] = {

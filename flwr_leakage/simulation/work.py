@@ -10,10 +10,10 @@ from flwr_leakage.scores.score_round import SETUP_PRICE
 from flwr_leakage.simulation.experiment import Experiment
 
 LINE = 260
-"""The bytes of a line in ``records.jsonl``, as seen in runs."""
+"""The typical number of bytes of a line in ``records.jsonl``, as seen in runs."""
 
 REPORT = 200_000
-"""The bytes of a report without its images and records."""
+"""The number of bytes of a report without its images and records."""
 
 
 @dataclass(frozen=True)

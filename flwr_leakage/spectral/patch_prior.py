@@ -24,15 +24,15 @@ CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 in [0, 1], times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""Variances of the colour of contrasts, in units of :data:`NATURAL_CHROMA`: from grey to colourful.
-"""
+"""Variances of the colour of a patch's contrast, as multiples of :data:`NATURAL_CHROMA`, from grey
+to colourful; each makes kinds of patches of its own."""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
 """Distances in pixels over which correlation falls to 1/e: in both directions for a patch without
 an edge, and across and along an edge."""
 
 ANGLES = 4
-"""Number of directions of edges."""
+"""Number of directions of edges, equally spaced; each makes kinds of patches of its own."""
 
 SMOOTHNESS = 1.5
 """The power p of the correlation exp(−d^p), at the distance d in units of :data:`EXTENTS`; 1 makes

@@ -87,7 +87,7 @@ LINES: Mapping[str, type] = {
     "text": TextRecord,
     "run": RunStatus,
 }
-"""The dataclass of each ``type`` of line."""
+"""By the ``type`` of a line of ``records.jsonl``, the dataclass that holds it."""
 
 _Line = TypeVar("_Line", LeakageRecord, RunEvent, ImageRecord, TextRecord, RunStatus)
 _Row = Mapping[str, Any]
