@@ -38,7 +38,7 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""For each optional package, the feature that is lost without it, and how to install it, in words."""
+"""For each optional package, in words, the feature that it brings, and how to install it."""
 
 
 def examine() -> list[Finding]:

@@ -126,9 +126,10 @@ def replace_one_rdp(
     """Return the Rényi divergences of one Poisson-sampled Gaussian step if a record is replaced.
 
     They are D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²),
-    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better: by joint
-    convexity the other records may be held fixed, and for opposite records of norm 1 the sets that
-    either makes likeliest and least likely are the same half-spaces.
+    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better. By joint
+    convexity the other records may be held fixed. Of all sets with a given probability under N(0,
+    σ²), a half-space has the largest probability with the one record, and a half-space the smallest
+    with the other; for opposite records of norm 1 it is the same half-space.
 
     The integral is a sum over a grid. In units of σ, with s = 1/σ, less than e⁻⁷² of it lies
     outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞, an upper

@@ -135,8 +135,8 @@ def advise(
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     """Return the step that advises a new run under a defense, with its command if the run was a
-    simulation. ``wanted.changes`` are the settings that remove what kept this run from an answer to
-    whether training may go on.
+    simulation. ``wanted.changes`` are the settings by which that run can say whether training may
+    go on, as this one cannot.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):

@@ -440,8 +440,9 @@ def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
 
 
 EXPLAINED = 0.5
-"""Largest squared distance, relative to that of an answer of zero, which is 1, at which an attack's
-answer explains most of an update: beyond it more than half of the update has another cause."""
+"""Largest squared relative distance ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an attack's
+answer and the observed g*, at which the answer explains most of the update. A zero gradient has 1;
+above 0.5 more than half of the update has another cause."""
 
 
 def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:

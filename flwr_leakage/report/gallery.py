@@ -41,7 +41,7 @@ class Exhibit:
     """The images of one sample in one round, with words about them.
 
     Attributes:
-        title: what the sample is an example of, such as the worst leak; empty for most.
+        title: words for the example that the sample gives, such as the worst leak; empty for most.
         key: round, client and place in the batch.
         client: the client in words.
         image: the number of the image among those of the client, in words.

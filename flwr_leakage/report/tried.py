@@ -205,8 +205,8 @@ MAX_REST = 3
 
 
 def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
-    """Return, as a reason for doubt, that clients told of another training than the attack on their
-    updates ``places`` assumed, with its remedy.
+    """Return the doubt that the updates ``places``, (round, client), were attacked under wrong
+    assumptions, as their clients told of another training, with its remedy.
     """
     if not places:
         return _Doubt((), "")
@@ -432,8 +432,8 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack could not be applied to some updates, with
-    what to do. ``of`` returns words such as ``2 of 3 attacked updates``.
+    """Return the doubt that the attack could not be applied to some updates, with its remedy.
+    ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")
@@ -450,8 +450,8 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack does not reproduce the updates ``places``,
-    with the advice to compare clients' training with what the attack assumes. No update is named if
+    """Return the doubt that the attack's answers do not reproduce the updates ``places``, with the
+    advice to compare clients' training with the attack's assumptions. No update is named if
     ``metadata`` tells of a defense, which may be the cause. ``of`` returns words such as ``2 of 3
     attacked updates``.
     """
@@ -467,10 +467,10 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
 def _missed(
     places: Collection[Place], index: Index, metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return, as a reason for doubt, that the attack ended by itself with an answer that does not
-    reproduce the updates ``places`` as closely as the replay of their training does, although no
-    defense changed them. No update is named if ``metadata`` tells of a defense. ``of`` returns
-    words such as ``2 of 3 attacked updates``.
+    """Return the doubt that the attack ended by itself with answers that do not reproduce the
+    updates ``places`` as closely as the replays of their training do, although no defense changed
+    them. No update is named if ``metadata`` tells of a defense. ``of`` returns words such as ``2 of
+    3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -485,9 +485,9 @@ def _missed(
 def _ungraded(
     places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return, as a reason for doubt, that updates have no grade, as their originals or the guess
-    without the update are unknown, with its remedy. ``of`` returns words such as ``2 of 3 attacked
-    updates``.
+    """Return the doubt that the answers to the updates ``places`` have no grade, as their originals
+    or the guess without the update are unknown, with its remedy. ``of`` returns words such as ``2
+    of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -513,9 +513,9 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return, as a reason for doubt, that updates were kept for a later attack that was not made
-    yet, with its command; none if all were attacked. ``events`` tell the rounds of kept updates,
-    and ``attacked`` holds the (round, client) of attacked ones.
+    """Return the doubt that updates were kept for a later attack that was not made yet, with the
+    command that makes it; an empty list if all were attacked. ``events`` tell the rounds of kept
+    updates, and ``attacked`` holds the (round, client) of attacked ones.
     """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
@@ -530,8 +530,8 @@ def _kept(
 
 
 def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
-    """Return, as a reason for doubt, that errors or warnings kept all updates from being attacked;
-    none without errors and warnings.
+    """Return the doubt that errors or warnings kept all updates from being attacked; an empty list
+    without errors and warnings.
     """
     broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
     if not broken:
@@ -593,9 +593,9 @@ others."""
 def _left_out(
     fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
 ) -> list[_Doubt]:
-    """Return, as reasons for doubt, why clients or the last round were never attacked, with the
-    settings that attack them. ``attacked`` holds (round, client). With ``is_kept``, updates were
-    kept for later, and rounds without attacks are no reason.
+    """Return a doubt for each reason why clients or the last round were never attacked, with the
+    settings by which a new run attacks them. ``attacked`` holds (round, client). With ``is_kept``,
+    updates were kept for later, and rounds without attacks are no reason.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

@@ -105,8 +105,8 @@ class _Joint:
             update's perturbation δ; it is damped if A is too large for a dense solution.
         variances: (n,) diagonal of (AᵀA)⁻¹; ``None`` if A is too large, or has a rank below n.
         state: ``exact`` for a dense solution with A of rank n; else ``lower bound``.
-        error: error of ‖solution‖, relative to ‖solution‖: what rounding may cause, or if the
-            solution is damped, the solver's tolerance.
+        error: relative error of ‖solution‖: that of rounding or, if the solution is damped, the
+            solver's tolerance.
         note: why the solution is a lower bound; empty if it is exact.
     """
 

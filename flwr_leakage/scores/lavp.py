@@ -132,7 +132,9 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
-    """Return the Jacobian of each gradient's direction g/‖g‖, and a note for each zero gradient."""
+    """Return the Jacobian of each gradient's direction g/‖g‖, and a list of notes, empty but for
+    zero gradients.
+    """
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)

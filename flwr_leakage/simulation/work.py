@@ -63,7 +63,7 @@ class Work:
 
 
 def count_work(experiment: Experiment, products: int) -> Work:
-    """Return the work of a run.
+    """Return the work of a run, such as its numbers of steps, scored samples and attacks.
 
     ``products`` is the number of products with the Jacobian that the scores of one sample take. It
     determines how many samples the plan allows to score.

@@ -94,9 +94,10 @@ class PatchPrior:
         return cls(whitening, log_scales, scale, grey, torch.stack(patches))
 
     def at(self, inputs: Tensor) -> "PatchCost":
-        """Return a quadratic cost of images (B, C, H, W), for which each patch keeps its likeliest
-        kind in the normalised ``inputs``. Up to a constant, it is an upper bound of −2 log of the
-        density in which each patch has its likeliest kind, and equal to it at ``inputs``.
+        """Return a quadratic cost of images (B, C, H, W): −2 log of the prior's density, up to a
+        constant, if each patch has that kind (flat, smooth, textured or with an edge) which is
+        likeliest for it in the normalised ``inputs``. It is an upper bound of the cost under each
+        image's own likeliest kinds, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
         # All kinds at once would take 0.6 GB for an image of 224 × 224.
