@@ -104,8 +104,8 @@ def find_spans(
 ) -> tuple[list[LayerSpan], list[str]]:
     """Return the row space of each layer that may show members, in the model's order, and a list of
     texts, one for each other layer on why it is left out. A convolution is a linear layer on
-    patches; if these outnumber the patch's entries, every vector lies in its row space, and it is
-    left out.
+    patches. It is left out if the samples' patches outnumber its ``capacity``, the number that its
+    row space can contain without containing all others.
 
     Args:
         problem: the update with its model, whose BatchNorm uses running statistics.

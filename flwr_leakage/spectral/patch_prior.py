@@ -13,7 +13,8 @@ SIDE = 4
 """Side of a patch in pixels; patches of smaller images have the image's side."""
 
 STRIDE = 2
-"""Number of pixels between patches. With 1 the images were the same, for four times the work."""
+"""Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four
+times the work."""
 
 BRIGHTNESS = 0.25
 """Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],
