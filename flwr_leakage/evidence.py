@@ -73,7 +73,7 @@ INFORMATION = (
     "guarantees, and simulated membership inference (11.3.3) under membership, where the run has "
     "them.",
 )
-"""Where the page may be of use; each entry is a sentence of its own."""
+"""Sentences, for the page, on the laws and standards for which it may be of use."""
 
 RELIANCE = (
     "The digests show whether the records were changed since; they do not show who made the run, "

@@ -531,7 +531,7 @@ class Recorder:
         self._close_window()
         if (
             self._window is not None
-        ):  # A mode that was entered later is still active, so that this one stays, and sees none.
+        ):  # A mode that was entered later is still active: this one stays, and ignores all calls.
             self._keeps = False
 
     def training(self) -> CapturedTraining:

@@ -14,7 +14,7 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one package, file or program is installed.
+    """The finding on whether one package, file or program is installed.
 
     Attributes:
         name: the package, file or program.

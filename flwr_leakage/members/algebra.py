@@ -96,9 +96,9 @@ def tell_single(
     row spaces of the layers.
 
     The row spaces contain all combinations of the samples' inputs. Records outside are not tested.
-    Only for a sample itself, the outer product that is its gradient has the same share of
-    the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only,
-    this share must be that of one sample among n, with n the number that the client states or the
+    Only for a sample itself, the outer product that is its gradient has the same share of the
+    update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only, this
+    share must be that of one sample among n, with n the number that the client states or the
     update's rank.
 
     The results are two lists of booleans (C,): for records whose own gradient is part of the

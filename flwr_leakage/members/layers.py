@@ -246,7 +246,8 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S): how large N records' parts of S layers are beside noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S): how large N records' parts of S layers' updates are, over
+    noise.
 
     Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
     n the number of samples, and σ the standard deviation of one entry's noise. For a record that

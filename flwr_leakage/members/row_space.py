@@ -26,8 +26,8 @@ class RowSpace:
     Attributes:
         directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
         singular_values: (r,) singular values sₖ.
-        noise: λ₀, the expected sum that noise adds to ‖G v‖² for a unit vector v; at least
-            ``floor`` squared times the largest sₖ².
+        noise: λ₀, the expected increase of ‖G v‖² by noise, for a unit vector v; at least ``floor``
+            squared times the largest sₖ².
         rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
             single precision.
         left: (m, r) left singular vectors uₖ.

@@ -31,8 +31,8 @@ GRADIENTS = 2**24
 
 WIDTH = 2**15
 """Number of entries of a gradient's sketch. Inner products of sketches differ from those of the
-gradients by 1/√WIDTH = 0.6 % (root mean square) of the product of their lengths. They take no more
-memory or time for a larger network."""
+gradients by 1/√WIDTH = 0.6 % (root mean square) of the product of their lengths. A larger network
+needs no larger sketches."""
 
 
 class Products(NamedTuple):

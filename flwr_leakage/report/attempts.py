@@ -237,7 +237,7 @@ Place = tuple[int, int]  # round, client
 
 @dataclass(frozen=True)
 class Fates:
-    """Which updates of a run were attacked and which were not; each is named by (round, client).
+    """The updates of a run, attacked and not attacked; each is named by (round, client).
 
     Attributes:
         answered: attacked updates of which the attack gave a reconstruction.
@@ -581,7 +581,7 @@ def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
 
 
 class Labels(NamedTuple):
-    """How many labels the attacks had right, and how many a guess without the updates has.
+    """The numbers of labels that the attacks had right, and that a guess without the updates has.
 
     Attributes:
         right: the number of right labels.

@@ -94,7 +94,7 @@ class ScoreChart:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether one risk score ranks the samples as one outcome of the attack does.
+    """The finding on whether one risk score ranks the samples as one outcome of the attack does.
 
     Attributes:
         score: the score's name.
@@ -103,7 +103,7 @@ class Agreement:
         pairs: (score, outcome) of each sample that has both, in every round.
         found: the agreement of the two rankings within rounds.
         p_value: the p-value of ``found`` times the number of compared scores, or ``None``.
-        reading: ``holds`` in words.
+        reading: the meaning of ``holds`` in words.
         holds: whether the order is the one that the score claims; ``None`` if the run cannot tell.
         sample: the nouns for the samples that are ranked.
     """

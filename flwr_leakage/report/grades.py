@@ -175,7 +175,7 @@ def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Calibrated:
-    r"""How often reconstructions of a grade let one find the original among 101 images.
+    r"""The shares of reconstructions of a grade that let one find the original among 101 images.
 
     The figures were measured once, on images on which no threshold was set, by
 

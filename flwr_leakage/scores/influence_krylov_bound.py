@@ -58,7 +58,7 @@ class InfluenceKrylovBound(SampleScore):
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:
-            # All samples are decomposed together, so that zeros stand in for an unknown δ.
+            # All samples are decomposed together, so that zeros replace a δ that is not finite.
             deltas = torch.where(known[:, None], problem.deltas, 0.0)
         else:
             deltas = normal_rows(problem.deltas.shape, draws).to(problem.deltas)
