@@ -319,7 +319,7 @@ def _page(made: Evidence, content: str) -> str:
             f'<p id="{each.id}">{html.escape(each.text)} <small>[{each.id}: {told}]</small></p>'
         )
     files = "".join(f"<li>{name}: <code>{value}</code></li>" for name, value in made.files.items())
-    # In a script, “</” would end it; JSON may write it otherwise.
+    # “</script” in the embedded JSON would end the script, so that “<” is escaped.
     hidden = content.replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">

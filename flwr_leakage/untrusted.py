@@ -186,7 +186,7 @@ def _number(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # Twenty-one characters hold every integer in question, and no text of a million digits.
+    # Every allowed integer has at most 21 characters, and a text of a million digits is not parsed.
     if len(text) > 21 or abs(value := int(text)) > MAX_INTEGER:
         raise ValueError(f"an integer must lie in ±2^64, got {text[:40]}")
     return value

@@ -11,7 +11,7 @@ from flwr_leakage.values import require_option
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked
-else:  # a gate of scores needs no attack installed
+else:  # a gate of scores works without the packages that attacks need
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]

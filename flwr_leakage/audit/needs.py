@@ -40,7 +40,7 @@ LEAST_GRADIENTS = 10
 anything."""
 
 _MAX_CALLS = 50_000
-_REAL_BYTES = 2**20  # bytes of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
+_REAL_BYTES = 2**20  # most bytes of an input that is passed with values; 3 × 224² takes 0.6 MB
 _MAX_KEPT = 256
 
 
@@ -263,7 +263,8 @@ class _Counted(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
-        # Views are not marked as such here. The transposed weight of a linear layer is one.
+        # PyTorch marks no views in this mode, such as a linear layer's transposed weight. They are
+        # recognised by the storage that they share with an argument.
         held = {_storage(value) for value in tree_leaves((args, kwargs)) if _is_tensor(value)}
         for value in tree_leaves(result):
             if _is_tensor(value) and _storage(value) not in held:

@@ -126,7 +126,7 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        # the rounds have other samples, and only one number of samples is kept
+        # Other numbers of samples mean other samples, which no attack can join with these.
         if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))

@@ -385,7 +385,7 @@ def _check_told(facts: TrainingFacts) -> None:
     if len(facts.shape) != 3:
         raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
     channels, height, width = facts.shape
-    # Statistics are kept for each channel.
+    # A normalisation takes memory for each channel, and an attack for each value.
     if channels > MAX_CHANNELS or math.prod(facts.shape) > MAX_VALUES:
         raise ValueError(
             f"shape must have at most {MAX_CHANNELS:,} channels and {MAX_VALUES:,} values, got "

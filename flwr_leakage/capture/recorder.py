@@ -332,7 +332,7 @@ class Recorder:
             or self._in_backward
             or not self._keeps
             or not torch.is_grad_enabled()
-            or torch.jit.is_tracing()  # a traceback names the lines that it passes
+            or torch.jit.is_tracing()  # a trace notes the lines of code that a call passes
             or not requires_gradient((args, kwargs))
         ):
             return function(*args, **kwargs)

@@ -60,7 +60,7 @@ def _package(name: str) -> Finding:
         return Finding(name, "broken", f"not installed: pip install {what}")
     lacks_operators = False
     try:
-        if name == "torchvision":  # as wherever this package imports it
+        if name == "torchvision":  # this package always prepares its import in this way
             lacks_operators = importlib.import_module("flwr_leakage._torchvision").lacks_operators()
         importlib.import_module(_MODULES.get(name, name))
     except Exception as error:  # a build for another torch fails in any way

@@ -64,7 +64,8 @@ class Group:
         """
         if len(self.settings) > MANY:
             places = [run.folder.parts[-2:] for run in self.runs]
-            names = ["/".join(p) if p[-1].isdecimal() else p[-1] for p in places]  # of a sweep
+            # The runs of a sweep are numbered, so that the sweep's folder is part of the name.
+            names = ["/".join(p) if p[-1].isdecimal() else p[-1] for p in places]
             return plain_text(", ".join(dict.fromkeys(names)))
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 

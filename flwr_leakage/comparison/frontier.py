@@ -91,4 +91,5 @@ def _range(numbers: list[float]) -> list[list[float]] | None:
     if len(numbers) < 2:
         return None
     mean = fmean(numbers)
-    return [[max(mean - min(numbers), 0.0)], [max(max(numbers) - mean, 0.0)]]  # never by rounding
+    # Rounding of the mean must not make a length negative.
+    return [[max(mean - min(numbers), 0.0)], [max(max(numbers) - mean, 0.0)]]

@@ -225,7 +225,7 @@ def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) ->
         (max(1, -(-n // known.batch_size)), max(1, n // known.batch_size)) for n in (count, now)
     ]
     for before, after in zip(*kinds, strict=True):
-        if known.num_steps % before == 0:  # so many epochs
+        if known.num_steps % before == 0:  # the steps were a whole number of epochs
             return num_steps == known.num_steps // before * after
     return num_steps == known.num_steps
 
@@ -387,7 +387,7 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked:
 
 
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
-    if not seen.answer:  # under a mask
+    if not seen.answer:  # secure aggregation masks what is sent
         return glance.causes(lambda _: [])
     causes = glance.causes(partial(not_sent, seen))
     if other := unequal(seen.answer, seen.arrays, kept.untrained):

@@ -483,7 +483,7 @@ def _weigh(
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std or 0.0
-    if noise_std is None and optimizer == "SGD":  # the spectrum of another optimizer's step is full
+    if noise_std is None and optimizer == "SGD":  # other optimizers' steps have full rank anyway
         std = _told_noise(spans)
     for repeated in dict.fromkeys((optimizer, "Adam")):
         rehearsal = rehearse(

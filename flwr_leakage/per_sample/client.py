@@ -345,7 +345,7 @@ def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> No
     """Raise ``ValueError`` if the model cannot be scored on these samples."""
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
-        on_embeddings(gradient_map, exposure)  # raises the reason
+        on_embeddings(gradient_map, exposure)  # raises an error with the reason
     if not len(batch):
         raise ValueError("a client must have at least one sample to be scored, got none.")
     logits = gradient_map.logits(exposure.params, inputs[:2], exposure.buffers)

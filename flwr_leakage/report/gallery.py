@@ -129,7 +129,7 @@ class Gallery:
         """Return the distinct values of the exhibits' field ``name``, for the page's filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
-            return []  # nothing to follow
+            return []  # no image was seen in another round
         if name == "grade":
             return [each for each in (*GRADES, "no grade") if each in values]
         return [str(value) for value in sorted(values, key=_natural)]

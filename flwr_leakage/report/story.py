@@ -125,7 +125,7 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
         if ends[0] == ends[1]:
             learnt = f"; test accuracy stayed at {ends[0]}"
     told = defense_told(metadata) or defense
-    if isinstance(metadata.get("seed"), int):  # a simulation's
+    if isinstance(metadata.get("seed"), int):  # only a simulation has a seed
         told += ". What it draws comes from the run's seed, which no attacker may know"
     guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {told}.")
     return f"{' '.join(parts)}{learnt}.{guard}"

@@ -134,7 +134,7 @@ def worth(
     ungraded = _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of)
     doubts = [
         _otherwise(index, wrong, metadata),
-        *([ungraded] if not graded else []),  # of which more time cures nothing
+        *([ungraded] if not graded else []),  # more time does not make these answers gradable
         _Doubt(
             graded if single else (),
             f"only {single} was tried, and a stronger one applies",
@@ -282,7 +282,7 @@ def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, 
     config, every = section(metadata, "config"), dict.fromkeys(changes)
     if section(config, "server").get("attack_max_seconds") is not None:
         every["server.attack_max_seconds=null"] = None
-    is_other = "attack=strongest" in changes  # it has a limit, whatever the run's own attack has
+    is_other = "attack=strongest" in changes  # this preset has a time limit of its own
     if is_other or section(config, "attack").get("max_seconds") is not None:
         every["attack.max_seconds=null"] = None
     if config.get("num_rounds") == 1:

@@ -134,7 +134,8 @@ class PatchCost:
         Q x``.
         """
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        # Products of rows are three times as fast, and the matrices are symmetric.
+        # Rows times matrices are three times as fast as matrices times columns, and the matrices
+        # are symmetric.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
