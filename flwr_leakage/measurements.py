@@ -20,9 +20,9 @@ NOT_CHECKED = "explains the update was not checked: "
 """The part of an event's message that stands before the reason why a client's training could not be
 replayed. The report finds these events by it."""
 MAX_CLIENT = 2**31
-"""The number below which all partition ids lie. Larger client ids are ids of nodes, which Flower
-draws from 64 bits. A partition id from here on is not believed, as by claiming it a node could take
-the name of another node that is yet to come."""
+"""The largest partition id. Larger client ids are ids of nodes, which Flower draws from 64 bits. If
+a node claims a larger partition id, it is not believed, as it could so take the name of a node that
+is yet to come."""
 
 NOT_TESTED = "candidates were not tested"
 """The first words of the event that tells why given records were not tested for membership."""

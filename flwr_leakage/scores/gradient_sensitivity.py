@@ -60,7 +60,9 @@ class GradientSensitivity(SampleScore):
             raise ValueError(f"num_draws must be at least 2, got {self.num_draws}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return a column for all layers together, and one for each layer."""
+        """Return the column ``gradient_sensitivity`` of all layers together, and a column
+        ``gradient_sensitivity/LAYER`` for each layer.
+        """
         layers = layer_slices(problem.samples.params)
         slices = {"": [slice(None)], **{f"/{layer}": parts for layer, parts in layers.items()}}
         found = []

@@ -39,7 +39,8 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
     "weighted_by_key": ("num-examples", "train-loss"),
     "train_loss_key": ("train-loss",),
 }
-"""For settings that name an entry of a message: the names that a simulation's clients know."""
+"""By setting of a strategy that names an entry of a message, the names that clients of a simulation
+use."""
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
