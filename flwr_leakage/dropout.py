@@ -66,7 +66,7 @@ class Masked(FunctionMode):
 
 
 class Dropouts(FunctionMode):
-    """A context that notes the functions that drop units in a forward pass, and can switch them off.
+    """A context that notes functions that drop units in a forward pass, and can switch them off.
 
     Args:
         skip: whether the pass is computed as if nothing were dropped.

@@ -105,9 +105,9 @@ def column_rules(
 
     Gauss' rule gives the integral of g as m e₁ᵀ g(BᵀB) e₁, with the first unit vector e₁; Radau's
     has a node at 0. If the derivatives of g alternate in sign, they are a lower and an upper bound
-    (Golub and Meurant 1994, section 4). Gauss' rule comes from the upper bidiagonal factor R of B =
-    QR. Radau's comes from R with one more column: the one that B's next column, with the diagonal
-    entry ``next_alpha``, would give it, but with a zero on the diagonal.
+    (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R of B
+    = QR with one more column: the one that B's next column, with the diagonal entry ``next_alpha``,
+    would give it, but with a zero on the diagonal.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
