@@ -62,7 +62,7 @@ MAX_TENSORS_BYTES = 4 << 30
 """Most bytes of a safetensors file or of a kept round: four times what is kept of a whole run."""
 
 MAX_HEADER_BYTES = 4 << 20
-"""Most bytes of a safetensors file's header: 120 an entry, and a kept ResNet-152 has 1,900."""
+"""Most bytes of a safetensors file's header; an entry has 120, a kept ResNet-152 1,900 entries."""
 
 MAX_ARRAYS_BYTES = 4 << 30
 """Most bytes of an ``npz`` file's arrays, unpacked: ImageNet at 32 × 32 has 3.9 GB."""

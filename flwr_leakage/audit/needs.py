@@ -144,7 +144,7 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield groups of the targets ``several``, in order, that fit into ``max_bytes``."""
+        """Yield the targets ``several`` in groups that ``max_bytes`` let one attack at once."""
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:

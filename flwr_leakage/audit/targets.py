@@ -29,7 +29,7 @@ class Target:
 
     @staticmethod
     def of(observation: Observation) -> "Target":
-        """Return the target of a single client's update."""
+        """Return a target that is the update of a single client, given its observation."""
         return Target(observation, ((observation.client_id, observation.update.num_examples),))
 
     def join(self, truths: Sequence[Truth]) -> Truth:

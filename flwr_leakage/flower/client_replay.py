@@ -43,7 +43,7 @@ MASKED = (
 )
 """The sentence that the owner reads about a replay if secure aggregation masks what is sent."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
-"""Settings that methods may vary from round to round; a replay follows only their first change."""
+"""Settings that some methods vary from round to round; a replay follows only a first change."""
 _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
     "normalization", "mean", "std", "box", "rewritten",

@@ -342,7 +342,7 @@ def _labels_at_risk(index: Index) -> list[str]:
 
 
 def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two ways to train that limit what a server can learn, by a bound or by sums."""
+    """Return sentences that name differential privacy and secure aggregation as protections."""
     sums = "threat=ThreatModel(view='aggregate')"
     if is_simulation(metadata):
         sums = "threat.view=aggregate"

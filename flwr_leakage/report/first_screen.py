@@ -83,8 +83,9 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return the figure on labels: how many the attack had right, or had by the section ``large``
-    on clients of many samples, beside how many a guess without an update has right.
+    """Return the figure on labels: how many the attack had right, and how many a guess without an
+    update has right. If no attack inferred labels, those of ``large``, the clients of many samples,
+    are told.
     """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
