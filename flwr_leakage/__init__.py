@@ -59,7 +59,7 @@ _HOMES = {
     "schedules": ("EpochSchedule",),
     "scores.one_call": ("score",),
 }
-"""The modules of the names above; those of all others is ``records``."""
+"""For each module, the exported names that it defines; ``records`` defines all other names."""
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,8 @@ EXTRAS = {
     "pandas": "all",
     "ray": "all",
 }
-"""The extra that brings each package which a light client can do without."""
+"""By third-party package, the extra of this package that installs it. A client that only trains and
+sends updates needs none of them."""
 
 
 def lazy(

@@ -49,8 +49,9 @@ OUTSIDE_DEVIATIONS = 10
 beyond which the range, and so the normalisation, is wrong."""
 
 FEW, MANY = 5, 20
-"""Numbers of levels that occur in a channel. Fewer than ``FEW`` fit many grids. If ``MANY`` all
-fall on each second level, it is no chance: the grid is too fine, and the true one is coarser."""
+"""Thresholds for the number of levels that occur in a channel. Fewer than ``FEW`` levels fit many
+grids. If ``MANY`` or more all fall on every second level of a grid, this is no chance: the grid is
+too fine, and the true one is coarser."""
 
 
 def public_statistics(name: str, channels: int) -> Statistics:

@@ -69,11 +69,12 @@ def spearman(
 
 
 ARRANGEMENTS = math.factorial(7)
-"""Orders that a permutation test takes: all of them, or as many random ones if there are more."""
+"""The largest number of orders that a permutation test takes. If there are more, it takes this
+number of random ones."""
 
 
 MAX_RANKS = 10_000_000
-"""Ranks that the random orders of a test hold at most, which bounds it to about a second."""
+"""The largest number of ranks in all random orders of a test together; they take about a second."""
 
 
 @dataclass(frozen=True)

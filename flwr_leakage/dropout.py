@@ -16,13 +16,13 @@ IDLE = (F.alpha_dropout, F.feature_alpha_dropout)
 in ``IDLE``."""
 
 PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
-"""Functions of (inputs, p, train)."""
+"""Dropout functions whose arguments are (inputs, p, train)."""
 
 ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
 PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
-"""Functions that drop whole channels of (B, C, …)."""
+"""Dropout functions that drop whole channels of inputs (B, C, …)."""
 
 
 class Masked(FunctionMode):
@@ -66,7 +66,7 @@ class Masked(FunctionMode):
 
 
 class Dropouts(FunctionMode):
-    """A context that notes each function that drops units in a forward pass, and can switch it off.
+    """A context that notes functions that drop units in a forward pass, and can switch them off.
 
     Args:
         skip: whether the pass is computed as if nothing were dropped.

@@ -73,7 +73,7 @@ INFORMATION = (
     "guarantees, and simulated membership inference (11.3.3) under membership, where the run has "
     "them.",
 )
-"""Where the page may be of use; each entry is a sentence of its own."""
+"""Sentences, for the page, on the laws and standards for which it may be of use."""
 
 RELIANCE = (
     "The digests show whether the records were changed since; they do not show who made the run, "
@@ -90,7 +90,8 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""Kind and names of the records behind a detail of the verdict, by how it begins."""
+"""For a detail of the verdict, by the words that it begins with, the kind and the names of the
+records behind it."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ def _page(made: Evidence, content: str) -> str:
             f'<p id="{each.id}">{html.escape(each.text)} <small>[{each.id}: {told}]</small></p>'
         )
     files = "".join(f"<li>{name}: <code>{value}</code></li>" for name, value in made.files.items())
-    # In a script, “</” would end it; JSON may write it otherwise.
+    # “</script” in the embedded JSON would end the script, so that “<” is escaped.
     hidden = content.replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">

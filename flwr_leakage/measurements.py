@@ -20,15 +20,15 @@ NOT_CHECKED = "explains the update was not checked: "
 """The part of an event's message that stands before the reason why a client's training could not be
 replayed. The report finds these events by it."""
 MAX_CLIENT = 2**31
-"""Partitions are counted from 0, and lie below. Flower draws node ids from 64 bits: a client beyond
-it is known by its node's id, and a node that claims a number up there could take the name of a node
-that is yet to come."""
+"""The largest partition id. Larger client ids are ids of nodes, which Flower draws from 64 bits. If
+a node claims a larger partition id, it is not believed, as it could so take the name of a node that
+is yet to come."""
 
 NOT_TESTED = "candidates were not tested"
-"""Begins the event that tells why given records were not tested for membership."""
+"""The first words of the event that tells why given records were not tested for membership."""
 
 ENDED_EARLY = "the run ended early"
-"""Begins the message of the event that tells what ended a run before its last round."""
+"""The first words of the event that tells the reason why a run ended before its last round."""
 
 KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
@@ -37,7 +37,7 @@ DEFENDED_BY = "The update was defended by"
 """The first words of a client's remark on its defense; see :func:`defenses_told`."""
 
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
-"""The states of a value that may be read as the quantity itself."""
+"""The states of a value that is the quantity itself, and not a bound on it."""
 
 
 def defenses_told(messages: Iterable[str]) -> list[str]:

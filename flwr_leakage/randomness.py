@@ -213,7 +213,7 @@ class Reproducible(Randomness):
 
 
 _CHUNK = 1 << 17
-"""Numbers drawn at a time: their few copies stay in the cache."""
+"""The number of draws that are made at a time: so few that their copies stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _entropy(count: int, dtype: torch.dtype) -> Tensor:
 
 def _uniforms(count: int) -> Tensor:
     """Return ``count`` draws from the multiples of 2⁻⁵³ in (0, 1], equally likely, in float64."""
-    # The shift leaves a negative sign in place: −2⁵² … 2⁵² − 1.
+    # The shift keeps the sign, so that its results are −2⁵² … 2⁵² − 1.
     return (_entropy(count, torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5 + 2.0**-53)
 
 

@@ -47,7 +47,7 @@ __all__ = [
 Outcome = Literal["passed", "leaked", "unsure", "untested"]
 
 EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "leaked": 3, "unsure": 4, "untested": 4}
-"""Exit codes of a checked run. Other errors have 1 and 2."""
+"""The exit code of the command ``check`` for each outcome. Errors of the command have 1 or 2."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
 
 
 MAX_NAMED = 20
-"""Updates that an error or a summary names."""
+"""The largest number of updates that an error or a summary names."""
 
 
 def junit(found: Check) -> bytes:

@@ -25,7 +25,7 @@ MAX_DEPTH = 64
 """Most levels of nesting in a JSON file; the config of the packaged ``strongest`` has nine."""
 
 MAX_INTEGER = 1 << 64
-"""All integers of a file lie below it, as Flower's node ids do."""
+"""The bound on the magnitude of integers in a file; Flower's node ids lie below it."""
 
 MAX_LINE_BYTES = 64 << 10
 """Most bytes of a line of ``records.jsonl``: its texts have 2,000 characters at most."""
@@ -37,10 +37,11 @@ MAX_RECORDS = 2_000_000
 """Most lines of ``records.jsonl``, which take 0.5 kB of memory each, as measured on 200,000."""
 
 MAX_NAMES = 120
-"""Most names of one kind of numbers, each a chart: the layer shares of a ResNet-50 have 107."""
+"""Most names of the quantities of one kind in a run, as each has a chart in the report: the layer
+shares of a ResNet-50 have 107."""
 
 MAX_PROBLEMS = 100
-"""Most problems of a record that are told one by one."""
+"""Most unreadable lines or files of a run that are told one by one."""
 
 MAX_UNREADABLE = 10_000
 """Unreadable lines after which no more of a record is read; each kill of a run leaves one."""
@@ -61,7 +62,7 @@ MAX_TENSORS_BYTES = 4 << 30
 """Most bytes of a safetensors file or of a kept round: four times what is kept of a whole run."""
 
 MAX_HEADER_BYTES = 4 << 20
-"""Most bytes of a safetensors file's header: 120 an entry, and a kept ResNet-152 has 1,900."""
+"""Most bytes of a safetensors file's header; an entry has 120, a kept ResNet-152 1,900 entries."""
 
 MAX_ARRAYS_BYTES = 4 << 30
 """Most bytes of an ``npz`` file's arrays, unpacked: ImageNet at 32 × 32 has 3.9 GB."""
@@ -185,7 +186,7 @@ def _number(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # Twenty-one characters hold every integer in question, and no text of a million digits.
+    # Every allowed integer has at most 21 characters, and a text of a million digits is not parsed.
     if len(text) > 21 or abs(value := int(text)) > MAX_INTEGER:
         raise ValueError(f"an integer must lie in ±2^64, got {text[:40]}")
     return value

@@ -50,6 +50,6 @@ class Decoder:
             images = decode_instahide(encodings, matrix, self.spec, generator).images
         else:
             images = decode_mixup(encodings, matrix)
-        # The granted mapping includes the class of each sample.
+        # A threat model that grants the mixing grants the class of each sample, too.
         found = Batch(images, truth.private.targets.cpu())
         return replace(answer, batch=found, stats={"encodings": len(encodings)}, parts=())

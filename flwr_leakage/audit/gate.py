@@ -11,11 +11,11 @@ from flwr_leakage.values import require_option
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked
-else:  # a gate of scores needs no attack installed
+else:  # a gate of scores works without the packages that attacks need
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]
-"""The worst grade of a reconstruction that a gate lets pass, see ``flwr_leakage.report.grades``."""
+"""The grades to which a gate can limit reconstructions; see ``flwr_leakage.report.grades``."""
 
 _WORSE = {
     "nothing": ("partly", "recognisable", "exact"),

@@ -188,7 +188,7 @@ class KeptObservations:
 def _size(folder: Path) -> int:
     total = 0
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # a temporary file of a process that attacks the round
+        with suppress(FileNotFoundError):  # a process that attacks the round removes its own files
             total += path.stat().st_size
     return total
 
@@ -310,8 +310,8 @@ def read_truth(path: Path) -> Truth:
 
 def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     with open_tensors(path) as file:
-        # Tensors within a file lie at any address, and sums over them round by their address: a
-        # copy is aligned, as it is in a worker that gets it from another process.
+        # A tensor of a file may lie at any address, on which the rounding of sums depends. A copy
+        # is aligned, as it is in a worker that gets the tensor from another process.
         return {n: file.get_tensor(n).clone() for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 

@@ -120,7 +120,7 @@ class LabelRound:
         alike = replace(schedule, num_steps=steps)
         key = json.dumps([vars(alike), optimizer, vars(spec), gradient_map.batch_norm], default=str)
         if key not in self._known:
-            # Three passes a gradient; twelve gradients move a dummy.
+            # A gradient costs three forward passes, and twelve gradients make one dummy sample.
             passes = 3 * (12 * DUMMIES * (len(KINDS) + 1) + len(KINDS) * max(SAMPLES, 4 * steps))
             seconds = passes * trials.needs(gradient_map, spec).operations / OPERATIONS_PER_SECOND
             if self.budget.is_spent or seconds > 4 * self.budget.left:

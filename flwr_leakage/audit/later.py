@@ -20,7 +20,7 @@ from flwr_leakage.tracking.once import OnceTracker
 from flwr_leakage.untrusted import MAX_RECORDS_BYTES, inside, read_file
 
 KEPT = "kept"
-"""The folder, in a run folder, that holds the kept observations."""
+"""The name of the folder, in a run folder, with the observations that are to be attacked later."""
 
 
 FINISHED = "finished"

@@ -28,18 +28,19 @@ images, ``idlg`` and ``strongest``), 37 in a process that had attacked inputs of
 where ``strongest`` searches half a million pixels."""
 
 STEPS = 4
-"""The copies of the parameters that an attack holds for each local step. Those of the first step do
-not count, and those of another step are taken off, as a server that trains the model has room for
-them."""
+"""The number of copies of the parameters that an attack holds for each local step from the third
+on. Those of the first step do not count, and a server that trains the model has room for those of
+the second."""
 
 OPERATIONS_PER_SECOND = 5e9
-"""The floating-point operations of a slow CPU core in a second."""
+"""The number of floating-point operations that a slow CPU core does in a second."""
 
 LEAST_GRADIENTS = 10
-"""The number of gradients below which no search has got anywhere."""
+"""The least number of gradients for which an attack must have time; with fewer, no search has found
+anything."""
 
 _MAX_CALLS = 50_000
-_REAL_BYTES = 2**20  # bytes of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
+_REAL_BYTES = 2**20  # most bytes of an input that is passed with values; 3 × 224² takes 0.6 MB
 _MAX_KEPT = 256
 
 
@@ -143,7 +144,7 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield groups of the targets ``several``, in order, that fit into ``max_bytes``."""
+        """Yield the targets ``several`` in groups that ``max_bytes`` let one attack at once."""
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:
@@ -242,7 +243,7 @@ def _pass(
 
 
 class _TooMuchError(Exception):
-    """Error of a forward pass whose intermediate results reach a limit."""
+    """The error of a forward pass whose intermediate results reach a limit."""
 
 
 class _Counted(TorchDispatchMode):
@@ -262,7 +263,8 @@ class _Counted(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
-        # Views are not marked as such here. The transposed weight of a linear layer is one.
+        # PyTorch marks no views in this mode, such as a linear layer's transposed weight. They are
+        # recognised by the storage that they share with an argument.
         held = {_storage(value) for value in tree_leaves((args, kwargs)) if _is_tensor(value)}
         for value in tree_leaves(result):
             if _is_tensor(value) and _storage(value) not in held:

@@ -16,8 +16,8 @@ from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 
 _MAX_CHARACTERS = 4_000_000
-_MAX_VALUES = 20_000  # number of records; all scores of 1,024 samples fit in
-_MAX_KEPT = 4000  # number of characters of a part of a note that is remembered
+_MAX_VALUES = 20_000  # most numbers in a note; all scores of 1,024 samples fit in
+_MAX_KEPT = 4000  # most characters of a part of a note whose parsed form is remembered
 _encode = json.JSONEncoder().encode
 Read = TypeVar("Read")
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
@@ -157,7 +157,7 @@ class ClientNote:
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."
             said.append(f"{who}: {self.remark}{unknown * self.own_config}")
-        # otherwise its number and its sentence are recorded
+        # If there is a replay, its residual and its sentence are recorded instead.
         if self.explained and self.replay is None:
             said.append(f"{who}: {self.explained}.")
         return said

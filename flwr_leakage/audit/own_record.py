@@ -12,7 +12,7 @@ from flwr_leakage.tracking import JsonlTracker
 if TYPE_CHECKING:
     from flwr_leakage.audit.large_clients import Probed
     from flwr_leakage.audit.self_attack import SelfAttack, SelfAttacked
-else:  # a client that attacks nothing needs no attack installed
+else:  # a client that attacks nothing works without the packages that attacks need
     Probed = SelfAttack = SelfAttacked = Any
 
 

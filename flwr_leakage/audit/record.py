@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flwr_leakage.audit.evaluate import Outcome
     from flwr_leakage.audit.large_clients import Probed
     from flwr_leakage.members import Membership
-else:  # a client that records its scores needs no attack installed
+else:  # a client that records scores alone works without the packages that attacks need
     Attempt = LabelEstimate = Outcome = Probed = Membership = Any
 
 SERVER = -1

@@ -549,7 +549,7 @@ class ServerAudit:
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Let later attacks assume these inputs and this mode of BatchNorm."""
+        """Let later attacks assume this spec of the inputs and this mode of BatchNorm."""
         self.spec = spec
         self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
         self._reference = self.reference or Reference.of(spec)
@@ -683,7 +683,7 @@ class ServerAudit:
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        # The facts are tried one by one, as an attack on several rounds may refuse some of them.
+        # Updates become targets one by one, as one of them may not fit its earlier rounds.
         parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
         targets = []
         for part in parts:

@@ -25,7 +25,7 @@ from flwr_leakage.tracking.jsonl import make_private_folder, write_private
 from flwr_leakage.untrusted import MAX_JSON_BYTES, MAX_TENSORS_BYTES, inside, parse_json, read_file
 
 SHARDS = "shards"
-"""The folder, in ``kept``, that holds the shares' folders by default."""
+"""By default, a share's folder lies in the run's folder ``kept``, in a folder of this name."""
 
 MANIFEST = "shard.json"
 """The file, in a share's folder, that tells which share it is, once all of its targets are

@@ -35,8 +35,8 @@ from flwr_leakage.spectral import numerical_rank, rows_needed
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
-"""The number of random rows of a Jacobian that has too many: they find a low rank, or a lower
-bound."""
+"""The number of random combinations of a Jacobian's rows that are taken if its rank would need more
+than ``max_products``: they give a rank below this number, or else a lower bound."""
 
 
 def exact_attacks() -> dict[str, ExactAttack]:

@@ -10,7 +10,7 @@ LINE = 100
 """The largest number of characters in a printed line."""
 
 RECOVERED_DB = 40.0
-"""The PSNR in dB from which on a synthetic image counts as recovered."""
+"""The least PSNR in dB at which a synthetic image counts as recovered."""
 
 
 @dataclass(frozen=True)

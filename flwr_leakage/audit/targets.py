@@ -29,7 +29,7 @@ class Target:
 
     @staticmethod
     def of(observation: Observation) -> "Target":
-        """Return the target of a single client's update."""
+        """Return a target that is the update of a single client, given its observation."""
         return Target(observation, ((observation.client_id, observation.update.num_examples),))
 
     def join(self, truths: Sequence[Truth]) -> Truth:
@@ -126,7 +126,7 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        # the rounds have other samples, and only one number of samples is kept
+        # Other numbers of samples mean other samples, which no attack can join with these.
         if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))

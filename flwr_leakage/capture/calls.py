@@ -37,7 +37,7 @@ class Calls:
         self._deeper = 0
 
     def look(self) -> None:
-        """Report calls from now on."""
+        """Report outermost calls of modules from now on."""
         self._looks = True
         self._waiting = register_module_forward_pre_hook(self._begin)
 

@@ -28,9 +28,9 @@ class ReplayCheck:
         by_entry: the same ratio for each parameter alone, by its name.
         steps: the number of replayed steps.
         num_steps: the number of steps of the training.
-        causes: why the residual is large, in words.
-        sends: the quantity that the client sends: its ``PARAMETERS``, or by a name of
-            ``capture.sent``, a multiple of its update.
+        causes: the reasons why the residual is large, in words.
+        sends: the name of the quantity that the client sends: ``PARAMETERS``, a multiple of its
+            update that ``capture.sent.SENDS`` names, or ``ANOTHER_MULTIPLE``.
         remarks: further findings on an update that the replay explains, in words.
         problem: why there is no residual, in words; empty if there is one.
         personal: the names of parameters that were trained, and sent back as they were received.

@@ -32,7 +32,8 @@ class Counting:
         self._optimizer = optimizer
         self._parameters = list(parameters)
         self._versions = versions_of(self._parameters)
-        # 0 where no step has written yet: not each step has a gradient of each parameter.
+        # Writes by one step; 0 for a parameter that no step has written to yet, as a step may have
+        # no gradient for it.
         then = self._versions if before is None else before
         self._by_step = [now - past for now, past in zip(self._versions, then, strict=True)]
         self._settings = _settled(optimizer)
@@ -49,7 +50,7 @@ class Counting:
         if optimizer is not self._optimizer:
             own = set(map(id, self._parameters))
             if own.isdisjoint(map(id, parameters_of(optimizer))):
-                return  # of another model
+                return  # this optimizer trains another model
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True

@@ -28,10 +28,12 @@ from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 
 OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
-"""The term is zero at the first step of FedProx, and small while the parameters stay near."""
+"""The kind of a loss such as FedProx's. Its term is zero at the first step, and small while the
+parameters stay near their start."""
 
 SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
-"""An attack then recovers mixtures of samples, as the client trained on mixtures."""
+"""The kind of a loss such as MixUp's. An attack then recovers mixtures, on which the client
+trained."""
 
 _LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
 """The kinds of loss that may be told to the server."""
@@ -42,7 +44,7 @@ UNCOUNTED = "the app reports no number of samples from which its mini-batches wo
 UNTOLD = (
     "what it sends is not what its training made, so that it tells neither its steps nor its inputs"
 )
-"""The reason why a client tells nothing that was read off its samples."""
+"""The reason why a client does not tell the facts that were read off its samples."""
 
 _CLOSE = 1e-6
 """The relative difference up to which two settings count as the same number."""
@@ -344,7 +346,7 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # nothing that is known differs
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # facts that are not told cannot differ
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)
@@ -383,7 +385,7 @@ def _check_told(facts: TrainingFacts) -> None:
     if len(facts.shape) != 3:
         raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
     channels, height, width = facts.shape
-    # Statistics are kept for each channel.
+    # A normalisation takes memory for each channel, and an attack for each value.
     if channels > MAX_CHANNELS or math.prod(facts.shape) > MAX_VALUES:
         raise ValueError(
             f"shape must have at most {MAX_CHANNELS:,} channels and {MAX_VALUES:,} values, got "

@@ -12,7 +12,8 @@ _OFF_GRID = 1e-3
 """The share of a grid's step by which values may miss the grid: rounding in float32 moves them by
 1e-4 of a step, and the values of a grid with one 8-bit step more miss it by 1/255 somewhere."""
 _MANY = 20
-"""The number of levels that do not all fall on every second step of a finer grid by chance."""
+"""The number of different levels that determine a grid. If the true grid were finer, so many would
+not all fall on every second step of it by chance."""
 _GLANCE = 4096
 """The number of values that are tried first, to see whether there are more levels than 8 bits
 have."""
@@ -56,7 +57,7 @@ def _gap(values: Tensor) -> float | None:
     ``None`` is returned if no grid or several fit.
     """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
-        return None  # all values have at least as many levels, and sorting all of them takes long
+        return None  # all values have no fewer levels, and need not be sorted, which takes long
     levels = torch.unique(values).double()
     count = _count_levels(levels)
     if not 1 < count <= _LEVELS + 1:
@@ -73,7 +74,7 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return the number of different values among sorted ones, with equal up to rounding as one."""
+    """Return the number of different values among sorted ones; differences by rounding are none."""
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 

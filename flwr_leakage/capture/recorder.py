@@ -332,7 +332,7 @@ class Recorder:
             or self._in_backward
             or not self._keeps
             or not torch.is_grad_enabled()
-            or torch.jit.is_tracing()  # a traceback names the lines that it passes
+            or torch.jit.is_tracing()  # a trace notes the lines of code that a call passes
             or not requires_gradient((args, kwargs))
         ):
             return function(*args, **kwargs)
@@ -565,7 +565,7 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            # Where no optimizer of torch took a step, this alone is told.
+            # If no torch optimizer took a step, only ``_missing`` tells the reason.
             problem=(self._problem * self._stepped)
             or (rest.problem if rest else "")
             or self._missing(),

@@ -126,7 +126,7 @@ _CLOSE = 1e-3
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:
-    """Clip the gradients to ±``largest`` if their norm becomes ``norm`` so, else scale them to it.
+    """Clip all gradients to ±``largest`` if their norm is ``norm`` then, else scale them to it.
 
     ``norm`` is the Euclidean norm of all gradients together in the training; ``largest`` is
     ``None`` if they were not clipped by value.

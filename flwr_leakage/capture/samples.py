@@ -249,7 +249,7 @@ _MEAN_CROSS_ENTROPY = {
     "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
     "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
-"""The default values of the further arguments of ``F.cross_entropy``."""
+"""The default values of all arguments of ``F.cross_entropy`` but logits and targets."""
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:

@@ -18,11 +18,11 @@ from flwr_leakage.randomness import States, generators_kept
 
 
 class UnseenError(ValueError):
-    """Error of a tensor that depends on trained parameters and comes from no recorded call."""
+    """The error for a tensor that depends on trained parameters and comes from no recorded call."""
 
 
 class ChangedConstantError(ValueError):
-    """Error of a recorded tensor that was changed in place after it was used."""
+    """The error for a recorded tensor that was changed in place after it was used."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Tape:
             first, *rest = map_leaves(self._refer, tuple(args))
             named = map_leaves(self._refer, dict(kwargs))
         except UnseenError:
-            return None  # ``record`` then finds the same
+            return None  # ``record`` meets the same error after the call, and notes it
         if isinstance(first, Constant):
             first = _constant(first.get().clone())
         return (first, *rest), named

@@ -50,9 +50,9 @@ class Correction:
     """A change of the parameters that followed every step, as SCAFFOLD's control variates make it.
 
     Attributes:
-        per_rate: by the live parameter's id, the change divided by the step's learning rate.
-        of_gradients: whether, instead, minus ``per_rate`` was added to the gradients before each
-            step.
+        per_rate: by the ``id`` of a trained parameter, its change over the step's learning rate.
+        of_gradients: whether the parameters were not changed, but minus ``per_rate`` was added to
+            their gradients before each step.
     """
 
     per_rate: Mapping[int, Tensor] = field(repr=False)

@@ -61,7 +61,8 @@ ONE_ROUND = (
     "selection.max_examples=null",
     "scoring.relative_cost=null",
 )
-"""One client in one round, of as many samples as asked for, without limits."""
+"""The Hydra overrides of a run of one client and one round that attacks and scores one sample, or
+as many as the user asks for, without limits of time and cost."""
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option and key=value, as of Hydra.", metavar="[OVERRIDES]…"),

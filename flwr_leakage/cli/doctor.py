@@ -14,7 +14,7 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one package, file or program is installed.
+    """The finding on whether one package, file or program is installed.
 
     Attributes:
         name: the package, file or program.
@@ -38,7 +38,7 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""The loss without each optional package, in words."""
+"""For each optional package, in words, the feature that it brings, and how to install it."""
 
 
 def examine() -> list[Finding]:
@@ -60,7 +60,7 @@ def _package(name: str) -> Finding:
         return Finding(name, "broken", f"not installed: pip install {what}")
     lacks_operators = False
     try:
-        if name == "torchvision":  # as wherever this package imports it
+        if name == "torchvision":  # this package always prepares its import in this way
             lacks_operators = importlib.import_module("flwr_leakage._torchvision").lacks_operators()
         importlib.import_module(_MODULES.get(name, name))
     except Exception as error:  # a build for another torch fails in any way

@@ -13,7 +13,7 @@ from flwr_leakage.tracking.jsonl import RECORDS_FILE
 from flwr_leakage.tracking.text import plain_text
 
 OWN_FOLDER = "run-*-client-*"
-"""The pattern of the names of clients' own records."""
+"""The pattern of the names of folders in which clients keep their own records."""
 
 
 def own_folders(folder: Path) -> list[Path]:

@@ -36,13 +36,14 @@ from flwr_leakage.untrusted import (
 )
 
 Holds = Literal["difference", "gradient", "parameters"]
-"""The kinds of contents of a file: θ_local − θ_t, as NVFlare's ``WEIGHT_DIFF``; ∇L; θ_local."""
+"""The kinds of contents of a file: the change θ_local − θ_t of the parameters, as NVFlare's
+``WEIGHT_DIFF``; the gradient ∇L; or the parameters θ_local after training."""
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
 """Suffixes of the files that are read: safetensors, numpy's archive, and torch.save's."""
 
 _KINDS: dict[str, Holds] = {"WEIGHT_DIFF": "difference", "WEIGHTS": "parameters"}
-"""The kinds that NVFlare's data objects name, and what they hold."""
+"""For each kind that a data object of NVFlare can name, the content of the file."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from flwr_leakage.simulation.summary import summary_table
 from flwr_leakage.tracking import RunData
 
 SECONDS = 1.0
-"""From one look at the record to the next."""
+"""The seconds from one look at the file of records to the next."""
 
 
 def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:

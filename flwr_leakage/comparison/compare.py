@@ -28,14 +28,15 @@ leave the numbers as they are."""
 
 
 FEW = 5
-"""For fewer runs their range is shown in place of the standard deviation, which so few hardly
-determine: for normal numbers the 95 % interval of the standard deviation reaches to 2.9 times its
-value for five runs, and to 6.3 times for three (the χ² law of the variance)."""
+"""The number of runs below which their range is shown in place of the standard deviation, which few
+runs hardly determine: for normal numbers its 95 % interval reaches to 2.9 times its value for five
+runs, and to 6.3 times for three (the χ² law of the variance)."""
 
 
 MANY = 6
-"""Beyond so many differing settings a table with a column for each is wider than a page. Groups are
-then named by their runs' folders, and the settings stand in a table of their own."""
+"""The largest number of differing settings that have a column each in the table; with more it would
+be wider than a page. Groups are then named by their runs' folders, and the settings stand in a
+table of their own."""
 
 
 RUN = "run"
@@ -63,7 +64,8 @@ class Group:
         """
         if len(self.settings) > MANY:
             places = [run.folder.parts[-2:] for run in self.runs]
-            names = ["/".join(p) if p[-1].isdecimal() else p[-1] for p in places]  # of a sweep
+            # The runs of a sweep are numbered, so that the sweep's folder is part of the name.
+            names = ["/".join(p) if p[-1].isdecimal() else p[-1] for p in places]
             return plain_text(", ".join(dict.fromkeys(names)))
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 

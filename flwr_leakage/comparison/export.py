@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = {"csv": ".csv", "latex": ".tex", "markdown": ".md", "parquet": ".parquet"}
-"""Each format and the suffix of its files."""
+"""For each format of exported tables, the suffix of its files."""
 
 
 def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> Path:

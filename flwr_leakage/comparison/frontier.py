@@ -9,7 +9,8 @@ from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import MEASURES
 
 MAX_LEGEND, MAX_LABEL = 40, 120
-"""Groups that the legend names, and characters of a name: the picture's size follows from them."""
+"""The largest number of groups that the legend names, and of characters of a name; the picture
+grows with both."""
 
 
 def frontier(
@@ -90,4 +91,5 @@ def _range(numbers: list[float]) -> list[list[float]] | None:
     if len(numbers) < 2:
         return None
     mean = fmean(numbers)
-    return [[max(mean - min(numbers), 0.0)], [max(max(numbers) - mean, 0.0)]]  # never by rounding
+    # Rounding of the mean must not make a length negative.
+    return [[max(mean - min(numbers), 0.0)], [max(max(numbers) - mean, 0.0)]]

@@ -39,7 +39,7 @@ SAID = "defense (as clients say)"
 """The setting that holds the names of the defenses that a run's clients say they use."""
 
 FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
-"""The rates of false alarms at which members are counted."""
+"""The rates of false alarms at which the share of found members is measured, by measure."""
 
 MEASURES = (
     Measure("images", "images", "", ".0f", "Different images that were attacked."),

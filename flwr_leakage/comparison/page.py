@@ -67,7 +67,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
 
 
 WIDE = 11.0, 4.4
-"""Inches of the picture where it is drawn as wide as the page."""
+"""The width and height, in inches, of a picture as wide as the page."""
 
 
 def _short(text: str, runs: str) -> str:

@@ -17,7 +17,7 @@ class Columns(Protocol):
     """The interface of a table by columns: a ``datasets.Dataset``, a dictionary of lists, …"""
 
     def __getitem__(self, key: str, /) -> Any:
-        """Return a column."""
+        """Return the column of a name, with an entry for each row."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from flwr_leakage.data.image_dataset import check_labels, check_range
 from flwr_leakage.records import Batch, InputSpec
 
 PADDING = 0
-"""The id that fills up short texts."""
+"""The token id that fills up short texts."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from torch import Tensor
 from flwr_leakage.params import Params, norm
 
 Adjacency = Literal["replace-one", "add-or-remove"]
-"""The two kinds of neighbouring sets of records that an ε may compare."""
+"""The relations of two sets of records that an ε may compare: one record replaced by another, or
+one record added or removed."""
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
@@ -41,7 +42,8 @@ _ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), 80, 96, 128, 19
 """Orders α of Rényi divergences: those of Opacus, and others below, between and above them."""
 
 _LONGEST_GRID = 1 << 19
-"""Points of a grid: 4 MB an array, and less than a tenth of a second an order."""
+"""Largest number of points of an integral's grid: an array of so many numbers takes 4 MB, and an
+order α less than a tenth of a second."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -94,7 +96,7 @@ def dp_epsilon(
     if noise_multiplier == 0:
         return math.inf if num_steps else 0.0
     moved = 2.0 if adjacency == "replace-one" else 1.0
-    # An attacker who does not know the sampling cannot tell more than one who does.
+    # Sampling never weakens privacy: an attacker who knew the sampled steps would learn no less.
     unsampled = gaussian_epsilon(math.sqrt(num_steps) * moved / noise_multiplier, delta)
     if sample_rate == 1 or num_steps == 0:
         return unsampled
@@ -124,9 +126,10 @@ def replace_one_rdp(
     """Return the Rényi divergences of one Poisson-sampled Gaussian step if a record is replaced.
 
     They are D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²),
-    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better: by joint
-    convexity the other records may be held fixed, and for opposite records of norm 1 the sets that
-    either makes likeliest and least likely are the same half-spaces.
+    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better. By joint
+    convexity the other records may be held fixed. Of all sets with a given probability under N(0,
+    σ²), a half-space has the largest probability with the one record, and a half-space the smallest
+    with the other; for opposite records of norm 1 it is the same half-space.
 
     The integral is a sum over a grid. In units of σ, with s = 1/σ, less than e⁻⁷² of it lies
     outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞, an upper
@@ -219,7 +222,7 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
     """Return the update of a canary: a uniformly random direction of norm ``max_norm``.
 
     A client that plays the canary sends it in place of its own update (Andrew et al. 2023, section
-    4). Nothing of it is private, so that a seed may make it.
+    4). It contains nothing private, so that it may be drawn from a known seed.
 
     Args:
         like: parameters whose names and shapes the update has.

@@ -83,7 +83,7 @@ class Defense:
     Attributes:
         takes_texts: whether the defense works for inputs that are token ids, which can be neither
             mixed nor differentiated.
-        effect: the clause that ``in_words`` returns, where it does not depend on the settings.
+        effect: the text of ``in_words``, for a defense whose text does not depend on its settings.
     """
 
     takes_texts: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class Defense:
 
     @property
     def carries(self) -> bool:
-        """Return whether the client adds the part that the defense left out to later updates."""
+        """Return whether the client adds to later updates the part that the defense left out."""
         return False
 
     @property

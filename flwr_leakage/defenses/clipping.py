@@ -15,8 +15,8 @@ from flwr_leakage.values import require_option
 
 
 def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
-    """Return the update Δ clipped to a norm: ``Δ · min(1, max_norm / ‖Δ‖₂)``. The norm is of all
-    tensors together (McMahan et al. 2018, algorithm 1).
+    """Return the update Δ clipped to the norm ``max_norm``: ``Δ · min(1, max_norm / ‖Δ‖₂)``. ‖Δ‖₂
+    is the Euclidean norm of all tensors together (McMahan et al. 2018, algorithm 1).
 
     Example:
         >>> clip_update({"w": torch.tensor([3.0, 4.0])}, 1.0)

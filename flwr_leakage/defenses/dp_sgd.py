@@ -19,7 +19,8 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 from flwr_leakage.values import require
 
 Sampling = Literal["in_order", "poisson"]
-"""The ways in which a step draws its samples."""
+"""The ways in which a step of DP-SGD chooses its samples: consecutive batches in the given order,
+or each sample independently with the same probability."""
 
 
 def clipped_mean_gradient(

@@ -15,8 +15,9 @@ class ErrorFeedback(Chain):
     """A defense that applies others to the update plus the remainder of earlier rounds.
 
     The remainder is the part of earlier updates that the others left out. The client keeps it, see
-    ``with_error_feedback``; this object alone defends a client's first round. Of an update that the
-    client withholds, nothing is added later.
+    ``with_error_feedback``. Without a remainder, as by ``on_update`` of this object alone, an
+    update is defended as in a client's first round. Of an update that the client withholds, nothing
+    is added later.
 
     Attributes:
         defenses: the other defenses in order, at least one, such as ``GradientPruning``. None may

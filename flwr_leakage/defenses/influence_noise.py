@@ -22,12 +22,12 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """Return the cutoff c (S,) of each sample, in units of its singular values, that gives it its
-    share of the noise energy ‖δ‖². A sample gets noise along singular directions of its Jacobian
-    with singular values below c; see :meth:`SampleSpectra.energies`. With ``equal`` all samples get
-    the same energy. With ``max_min`` all have the same predicted recovery error; as an error grows
-    with its energy, no other division gives the worst-protected sample a larger one. ``energy`` is
-    in squared units of the pseudo-gradient.
+    """Return a cutoff c (S,) for each sample, by which the noise energy ‖δ‖² is divided. A sample
+    gets noise along those singular directions of its Jacobian whose singular values lie below c;
+    see :meth:`SampleSpectra.energies`. With ``equal`` all samples get the same energy. With
+    ``max_min`` all have the same predicted recovery error; as an error grows with its energy, no
+    other division gives the worst-protected sample a larger one. ``energy`` is the total, in
+    squared units of the pseudo-gradient; c is in units of the singular values.
     """
     count = len(spectra.exposures)
     if allotment == "equal" or energy == 0:

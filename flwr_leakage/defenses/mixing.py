@@ -74,7 +74,8 @@ def draw_coefficients(
     """
     if k == 1:
         return torch.ones(num_samples, 1)
-    # A call costs more than its numbers. So twice the rows are drawn at once: mostly enough hold.
+    # A call costs more than its numbers. So twice as many rows as needed are drawn at once; mostly
+    # enough of them keep the bound.
     kept: list[Tensor] = []
     missing = num_samples
     for _ in range(_MAX_REDRAWS):

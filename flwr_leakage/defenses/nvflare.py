@@ -82,9 +82,9 @@ class SVTPrivacy(UpdateDefense):
     ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as zero. Lap(b) is a Laplacian
     number of scale b.
 
-    By its own accounting an update spends ``ε + c · noise_var``, 620 for 62,006 entries: no
-    guarantee in practice. What hides samples is the clip γ, far below the noise's scale of 20 γ by
-    default.
+    By the filter's own accounting, an update spends ``ε + c · noise_var``: 620 for 62,006 entries,
+    which is no guarantee in practice. Samples are hidden by the clip at γ, which lies far below the
+    noise's scale, 20 γ by default.
 
     Attributes:
         fraction: the share of entries that is sent, in (0, 1].

@@ -144,10 +144,10 @@ class SampleSpectra:
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the cutoff c of each sample at which its noise has the given energy, the sum of
-        :meth:`energies` over the singular values, in squared units of the pseudo-gradient. Between
-        two nodes σ of weight w, τ² N (c Σ wσ − Σ wσ²) = energy over the nodes below c, with N input
-        entries and the attacker's prior standard deviation τ.
+        """Return the cutoff c (S,) of each sample at which its noise has the given ``energy``, the
+        sum of :meth:`energies` over its singular values, in squared units of the pseudo-gradient.
+        c solves τ² N (c Σ wσ − Σ wσ²) = energy, with sums over the nodes σ < c and their weights w,
+        for N input entries and the attacker's prior standard deviation τ.
         """
         first, second = (
             (self.node_weights * self.singular_values**power).cumsum(1) for power in (1, 2)
@@ -160,9 +160,9 @@ class SampleSpectra:
         return torch.where(energy > 0, cutoffs[:, 0], 0.0)
 
     def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
-        """Return the cutoff c of each sample at which its predicted RMSE is ``rmse``, below the
-        attacker's prior standard deviation τ, in model input units. Between two nodes σ of weight
-        w, τ² (Σ w − Σ wσ / c) = rmse² over the nodes below c.
+        """Return the cutoff c (S,) of each sample at which the predicted RMSE of its reconstruction
+        is ``rmse``, in model input units and below the attacker's prior standard deviation τ. c
+        solves τ² (Σ w − Σ wσ / c) = rmse², with sums over the nodes σ < c and their weights w.
         """
         zeroth = self.node_weights.cumsum(1)
         first = (self.node_weights * self.singular_values).cumsum(1)
@@ -190,7 +190,7 @@ class SampleSpectra:
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy
 
-        # At τ itself no energy suffices.
+        # An RMSE of τ itself would need infinite energy.
         highest = min(highest, self.prior_std * (1 - 1e-12))
         if excess(highest) <= 0:
             return highest

@@ -23,7 +23,7 @@ from flwr_leakage.values import require, require_option
 Mechanism = Literal["gaussian", "influence", "pruning"]
 
 PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-"""The ratios among which the smallest sufficient one is searched."""
+"""The pruning ratios among which the smallest one that meets the target is searched."""
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ _PLAIN = {
 
 
 class MalformedArraysError(ValueError):
-    """Error of arrays that do not fit the model by their names, shapes or values."""
+    """The error for arrays that do not fit the model by their names, shapes or values."""
 
 
 class NotFiniteError(MalformedArraysError):
-    """Error of arrays that hold NaN or infinite entries, as after a training that diverged."""
+    """The error for arrays that hold NaN or infinite entries, as after a training that diverged."""
 
 
 def diverged(error: NotFiniteError) -> str:

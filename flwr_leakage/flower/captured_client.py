@@ -60,7 +60,7 @@ from flwr_leakage.scores.plan import ScorePlan
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
-"""A stand-in for the released update where nothing is measured."""
+"""A stand-in for the released update of a training that is not measured."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def train_and_report(
     received = given[0]
     try:
         server_round = _round_of(message)
-    except ValueError as error:  # what cannot be measured is handed on, unless it must be withheld
+    except ValueError as error:  # an update that cannot be measured is sent, unless withheld
         return refuse(message, str(error)) if plan.withholds else app(message, ctx)
     kept = Replayed.kept(ctx)
     replays = plan.replays(server_round, kept, len(received))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttack
 
     SelfAttacker = SelfAttack | Attack | None
-else:  # a client that attacks nothing needs no attack installed
+else:  # a client that attacks nothing works without the packages that attacks need
     SelfAttacker = SelfAttack = Any
 
 

@@ -22,7 +22,7 @@ from flwr_leakage.scores.score_round import Account, score_round
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked
-else:  # a client that attacks nothing needs no attack installed
+else:  # a client that attacks nothing works without the packages that attacks need
     SelfAttacked = Any
 
 ACCOUNT_KEY = "flwr-leakage-account"

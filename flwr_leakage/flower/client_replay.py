@@ -43,7 +43,7 @@ MASKED = (
 )
 """The sentence that the owner reads about a replay if secure aggregation masks what is sent."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
-"""Settings that methods may vary from round to round; a replay follows only their first change."""
+"""Settings that some methods vary from round to round; a replay follows only a first change."""
 _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
     "normalization", "mean", "std", "box", "rewritten",
@@ -211,10 +211,11 @@ class SeenRound:
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Return whether ``num_steps`` steps on ``now`` samples fit a captured training on ``count``.
+    """Return whether a training cuts its samples into batches as an earlier, captured one did.
 
-    ``known`` are the facts about the captured training; its batch size is assumed for this one. A
-    client may take a number of epochs, with or without a last small batch, or a number of steps.
+    This training took ``num_steps`` steps on ``now`` samples, the captured one those in ``known``
+    on ``count`` samples; the batch size is taken to be the same. A client may take a fixed number
+    of epochs, with or without a last small batch, or a fixed number of steps.
     """
     if (now, num_steps) == (count, known.num_steps):
         return True
@@ -224,7 +225,7 @@ def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) ->
         (max(1, -(-n // known.batch_size)), max(1, n // known.batch_size)) for n in (count, now)
     ]
     for before, after in zip(*kinds, strict=True):
-        if known.num_steps % before == 0:  # so many epochs
+        if known.num_steps % before == 0:  # the steps were a whole number of epochs
             return num_steps == known.num_steps // before * after
     return num_steps == known.num_steps
 
@@ -338,7 +339,7 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """Return the result for a training that is not replayed; a change makes the next one replayed.
+    """Return the result for a training that is not replayed; after a change the next one will be.
 
     A replay repeats the training to check the sent update. Here ``glance`` has seen only its start,
     settings, steps and end. The facts are ``None`` if they cannot be told; ``kept`` is the result
@@ -386,7 +387,7 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked:
 
 
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
-    if not seen.answer:  # under a mask
+    if not seen.answer:  # secure aggregation masks what is sent
         return glance.causes(lambda _: [])
     causes = glance.causes(partial(not_sent, seen))
     if other := unequal(seen.answer, seen.arrays, kept.untrained):

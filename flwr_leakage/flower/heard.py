@@ -74,8 +74,8 @@ class Heard:
     ) -> None:
         """Record each client that failed or never replied, once.
 
-        ``answered`` are the node ids of the clients whose models the strategy is shown. It is also
-        shown ``failures``, of which the workflow of SecAgg+ tells some twice.
+        ``answered`` are the node ids of the clients whose models the strategy is shown.
+        ``failures`` are the errors that it is shown, some of them twice under SecAgg+.
         """
         self._tell_of_errors()
         for failure in failures:

@@ -22,7 +22,7 @@ SECONDS = 15.0
 """The least number of seconds between two log lines about a running attack."""
 
 MAX_REASON = 150
-"""The number of characters that are logged of the reason why a client was not attacked."""
+"""The largest number of characters, in the log, of the reason why a client was not attacked."""
 
 
 class LogProgress(SilentProgress):

@@ -64,7 +64,7 @@ class Needs:
         for inner in unwrapped(strategy):
             key = getattr(inner, "weighted_by_key", None)
             found = key if found is None and isinstance(key, str) else found
-            checks = checks or isinstance(inner, FedAvg)  # Flower's own derive from it
+            checks = checks or isinstance(inner, FedAvg)  # Flower's own strategies derive from it
             if isinstance(key := getattr(inner, "train_loss_key", None), str):
                 numbers.append(key)
             if isinstance(inner, DifferentialPrivacyClientSideAdaptiveClipping):

@@ -188,7 +188,7 @@ class RoundView:
             return None, check_like(records[0], self.sent.arrays(node))
         try:
             params, buffers, _ = self._state_sent_to(node)
-        except NotFiniteError as error:  # what was trained from there is no client's fault
+        except NotFiniteError as error:  # the server sent it, so that no client is to blame
             self.audit.warn_once(self.server_round, -1, diverged(error))
             return None, ()
         client = self.names.of(node)

@@ -345,7 +345,7 @@ class ToldAudit(ServerAudit):
     def _assumed_of(self, note: ClientNote) -> Assumed | None:
         try:
             return self._assume(note.training)
-        except ValueError:  # recorded by ``inspect``
+        except ValueError:  # ``inspect`` records the reason
             return None
 
 

@@ -17,47 +17,49 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 
 EXACT_RESIDUAL = 5e-3
-"""Largest residual that a record may have, in at least one layer, if algebra is to show its
-membership: rounding in single precision gives almost all members a smaller one, and noise of 0.01
-on pixels a larger one (simulations/benchmarks/results/membership.md)."""
+"""Largest residual at which algebra shows a record's membership; one layer is enough. The residual
+is the distance of the record's layer input h from the row space of the layer's update, over ‖h‖.
+In single precision almost all members have a smaller one; with noise of 0.01 on its pixels, a
+member has a larger one (simulations/benchmarks/results/membership.md)."""
 
 EXACT_MARGIN = 0.1
-"""In that layer the residual must also be at most this share of the smallest residual of a null
-record; in the other layers it must be below the smallest."""
+"""In the layer that shows a record's membership, its residual must be at most this share of the
+smallest residual of a null record; in all other layers it must be below that smallest one."""
 
 EXACT_P_VALUE = 1e-4
-"""Largest p-value, by the tail of the null records, of a record whose membership algebra shows."""
+"""Largest p-value at which algebra shows a record's membership; see ``tail_p_values``."""
 
 SHARE_TOLERANCE = 0.02
-"""Largest relative difference between layers of a sample's share in the update that counts as
-rounding."""
+"""Relative difference up to which two layers' shares of one sample in the update are taken for
+equal, as rounding makes them differ."""
 
 RESIDUAL_WEIGHT = 0.25
-"""Weight of the residual beside the fit of the record's own outer product, which shows smaller
-gradients but needs the label. Any weight from 0 to 0.5 finds 70 to 72 % of a trained MLP's members
-at 0.1 % of false alarms on ten development draws, where the residual alone finds 53 %."""
+"""Weight of a record's residual where it is added to the fit of the record's own outer product,
+which has weight 1. Any weight from 0 to 0.5 finds 70 to 72 % of a trained MLP's members at 0.1 % of
+false alarms on ten development draws, where the residual alone finds 53 %."""
 
 CHANGED_DAMPING = 1e-4
-"""Damping of the fits of samples that the client may have changed before it used them."""
+"""Damping λ, relative to the largest squared singular value, of the fit of a record's outer product
+if the client may have changed its samples before training, as by MixUp."""
 
 SPANNED_P_VALUE = 1e-3
-"""Corrected p-value up to which a candidate shows that the row spaces contain the client's records.
-If no candidate does, another statistic ranks the records, which adds at most this to the
-probability of a false alarm."""
+"""If a candidate has at most this corrected p-value, the row spaces are taken to contain the
+client's records. If no candidate has, another statistic ranks the records; this second try adds at
+most this number to the probability of a false alarm."""
 
 CHANGED_P_VALUE = 5e-3
-"""Corrected p-value up to which a candidate shows that the more damped fit is useful. If no
-candidate does, the gradient cosine is used: on eight development draws of MixUp the fit is used in
-five, and on 24 of InstaHide in none."""
+"""If a candidate has at most this corrected p-value by the fit with ``CHANGED_DAMPING``, that fit
+ranks the records. Otherwise the gradient cosine does. On eight development draws of MixUp the fit
+is used in five, and on 24 of InstaHide in none."""
 
 FOREIGN_P_VALUE = 0.01
-"""A record in the row spaces is taken for no sample if its own outer product has a larger
-p-value."""
+"""If a record lies in the row spaces, but the fit of its own outer product has a larger p-value
+than this, the record is taken for no sample."""
 
 SILENT = 5.0
-"""A record is silent, so that nothing can be said of it, if it adds less than this many times the
-noise of one entry to every layer. The fit of an outer product has the noise of one entry, as e and
-h have unit length. The part that other samples have in common with them is lost in addition."""
+"""A record is silent, so that nothing can be said of it, if in every layer its part e hᵀ/n of the
+update has a norm below this many times the noise of one entry: a product eᵀGh with unit vectors e
+and h has the noise of one entry of G. A part of it that other samples share is lost as well."""
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
@@ -90,20 +92,21 @@ def tell_single(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
-    """Return which records' own gradients are part of the update, and which are only spanned.
+    """Return which records' own gradients are part of the update, and which records only lie in the
+    row spaces of the layers.
 
-    Only records in the row spaces, which contain all combinations of the samples' inputs, are
-    tested. Only for a sample itself, the outer product that is its gradient has the same share of
-    the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only,
-    this share must be that of one sample among n, with n the number that the client states or the
+    The row spaces contain all combinations of the samples' inputs. Records outside are not tested.
+    Only for a sample itself, the outer product that is its gradient has the same share of the
+    update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only, this
+    share must be that of one sample among n, with n the number that the client states or the
     update's rank.
 
     The results are two lists of booleans (C,): for records whose own gradient is part of the
     update, and for other records in the row spaces.
 
     Args:
-        flat: the update with its model, and BatchNorm by running statistics.
-        spans: the row spaces of S layers, some of which get one row per sample.
+        flat: the update with its model, whose BatchNorm uses running statistics.
+        spans: the row spaces of S layers. Those that see a sample at several positions are skipped.
         candidates: C records with their labels.
         logs: (C, S) log r of the records' residuals r.
         of_null: (N, S) log r of null records, which are known not to be members.
@@ -134,7 +137,7 @@ def rank_by_own_gradient(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], Bool[Tensor, " C"], str]:
-    """Return statistics of records by residual and own gradient, small for members.
+    """Return statistics of records from their residuals and own gradients, small for members.
 
     The statistic is the fit of the record's outer product in each layer (see
     :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, plus
@@ -147,7 +150,7 @@ def rank_by_own_gradient(
     spaces; and the names of the statistic's parts.
 
     Args:
-        flat: the update with its model, and BatchNorm by running statistics.
+        flat: the update with its model, whose BatchNorm uses running statistics.
         spans: the row spaces of the layers that decide.
         candidates: C candidates with their labels.
         null: N null records, known not to be members, with their labels.
@@ -188,9 +191,9 @@ def _lowest(values: Float[Tensor, " N"], count: int) -> float:
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of F statistics for each record, divided by its standard deviation among null
-    records, which are known not to be members. These are the rows behind the first ``count``. Each
-    statistic is first centred, and divided by its standard deviation, among null records.
+    """Return the mean of each record's F statistics, in standard deviations among null records.
+    Each statistic is first centred and divided by its own standard deviation among these. Null
+    records are known not to be members; they are all rows but the first ``count``.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
@@ -199,9 +202,9 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
     """Return whether each record's part in every layer's update is too small to be found: below
-    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, and
-    BatchNorm by running statistics; ``spans`` are the layers' row spaces. Layers to which a sample
-    gives several rows do not count; if there are no others, no record is silent.
+    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, whose
+    BatchNorm uses running statistics; ``spans`` are the layers' row spaces. Layers that see a
+    sample at several positions do not count; if there are no others, no record is silent.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

@@ -21,20 +21,20 @@ LARGEST = 1024
 their cost grows with the square, to seconds at 1024 × 4608."""
 
 SPARE = 8
-"""Directions that must lie outside of a row space for algebra to decide. The chance that another
-record's residual is a tenth of the null's smallest is about 0.1 to this power, if its input is
-spread over all of them."""
+"""Number of directions that must lie outside of a row space for algebra to decide. If the input of
+a record that is no member is spread over all of them, its residual is a tenth of the smallest one
+of null records with a probability of about 0.1 to the power of this number."""
 
 CHUNK = 64
-"""Records that pass through the network at a time."""
+"""Number of records that pass through the network at a time."""
 
 TELLING = 3
-"""Number of layers whose statistics are weighted if no layer decides alone. It was chosen on
-development draws; there is no table."""
+"""Number of layers whose statistics are weighted against each other if algebra decides in none. It
+was chosen on development draws; there is no table."""
 
 NOTICED = 10.0
-"""Noise is taken for that of a defense if it is at least this many times the rounding of single
-precision."""
+"""If the noise on an update is at least this many times the rounding of single precision, it is
+taken for that of a defense."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,13 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of each layer that may show members, in order, and a clause on the
-    reason for each layer that is left out. A convolution is a linear layer of its patches, and is
-    left out if these outnumber the directions of its row space, as nothing lies outside of it then.
+    """Return the row space of each layer that may show members, in the model's order, and a list of
+    texts, one for each other layer on why it is left out. A convolution is a linear layer on
+    patches. It is left out if the samples' patches outnumber its ``capacity``, the number that its
+    row space can contain without containing all others.
 
     Args:
-        problem: the update with its model, and BatchNorm by running statistics.
+        problem: the update with its model, whose BatchNorm uses running statistics.
         noise_std: the standard deviation of a defense's noise on the pseudo-gradient's entries;
             with ``None`` estimated, for one step, from singular values of noise alone.
         only: the names of the weights whose layers are used, even if they would be left out
@@ -154,8 +155,8 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the three (``TELLING``) layers whose row spaces are filled least, by number of inputs
-    over ``capacity``, in this order. Of equally filled layers the smaller ones are taken.
+    """Return the three (``TELLING``) layers with the smallest ratios of ``rows``, the number of
+    inputs, to ``capacity``, in ascending order. Of layers of one ratio the smaller come first.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -175,8 +176,8 @@ def leftovers(
     r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
     :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the calls
     of a layer, or over a text's :func:`tokens_with_derivative`. A record whose inputs are all zero
-    has r = 1. ``problem`` is an update with its model, as the server sent it, and BatchNorm by
-    running statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    has r = 1. ``problem`` is an update with its model as the server sent it; BatchNorm uses running
+    statistics. ``views`` holds the row spaces of the layers for each of V updates of its
     parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
@@ -211,13 +212,15 @@ def agreements(
     records: Batch,
     levels: Float[Tensor, " L"],
 ) -> Float[Tensor, "V N S L"]:
-    """Return how well records' outer products e hᵀ fit into layers' updates, large for members, (V,
-    N, S, L) for each update, record, layer and damping in ``levels``.
+    """Return how well records' outer products e hᵀ fit into layers' updates, large for members.
+
+    The result has the shape (V, N, S, L): updates, records, layers and dampings in ``levels``.
 
     h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
-    :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows, such as
-    most convolutions. ``problem`` is an update with its model, and BatchNorm by running statistics.
-    ``views`` holds the row spaces of the layers for each of V updates of its parameters.
+    :meth:`RowSpace.agreement`. The fit is 0 in layers that see a sample at several positions, as
+    most convolutions do. ``problem`` is an update with its model, whose BatchNorm uses running
+    statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    parameters.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
     for at, start, e, h in _outer_products(problem, views[0], records):
@@ -228,30 +231,31 @@ def agreements(
 
 
 def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``hᵀ G⁺ e / n`` of each record in each layer, which is 1 for the update's n samples.
+    """Return ``hᵀ G⁺ e / n`` (N, S) of N records in S layers: 1 for each of the update's n samples.
 
     G is the layer's pseudo-gradient, G⁺ its pseudoinverse, h the record's input of the layer, and e
     the derivative of its loss by the layer's outputs; see :meth:`RowSpace.share_of`. If the update
     is scaled, the number is another one, but still the same in all layers for a sample of the
-    update. It is 0 in layers to which a sample gives several rows.
+    update. It is 0 in layers that see a sample at several positions, as most convolutions do.
 
-    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
-    layers' row spaces.
+    ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
+    the layers' row spaces.
     """
     count = problem.num_samples
     return _by_layer(problem, spans, records, lambda space, e, h: space.share_of(e, h) / count)
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)``: the size of a record's part of a layer's update, over the noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S): how large N records' parts of S layers' updates are, over
+    noise.
 
     Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
     n the number of samples, and σ the standard deviation of one entry's noise. For a record that
     the model knows well the value is so small that no test of the update finds it. It is 0 in
-    layers to which a sample gives several rows.
+    layers that see a sample at several positions, as most convolutions do.
 
-    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
-    layers' row spaces.
+    ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
+    the layers' row spaces.
     """
 
     def trace(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
@@ -267,9 +271,10 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure of each record in each layer, or 0 if a sample gives a layer several rows.
-    ``measure`` takes a row space, the derivatives e (B, m) of records' losses by the layer's
-    outputs, and their inputs h (B, n), and returns (B,) values.
+    """Return a measure (N, S) of N records in S layers. It is 0 in layers that see a sample at
+    several positions, as most convolutions do. ``measure`` takes a row space, the derivatives e (B,
+    m) of records' losses by the layer's outputs, and their inputs h (B, n), and returns (B,)
+    values.
     """
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
@@ -282,7 +287,7 @@ def _outer_products(
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
     """Yield, for chunks of records, the layer's index in ``spans``; the index of the first record;
     the derivatives e (B, m) of the losses by the layer's outputs; and its inputs h (B, n). Layers
-    to which a sample gives several rows are skipped.
+    that see a sample at several positions, as most convolutions do, are skipped.
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]
@@ -305,7 +310,7 @@ def _outer_products(
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return a clause on why a layer with this pseudo-gradient is left out; empty if it is not."""
+    """Return a text on why a layer with this pseudo-gradient is left out; empty if it is not."""
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -319,15 +324,15 @@ def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
 
 
 def _positions(step: Step) -> int:
-    """Return the number of rows that one sample gives to a layer's input: its positions."""
+    """Return at how many positions one sample enters a layer: patches, tokens, or 1 otherwise."""
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
 
 
 def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """Return which tokens of texts get a derivative: all but padding, and for a model of the next
-    token all but the last one, behind which nothing is predicted.
+    """Return booleans, true for tokens of B texts that get a derivative: all but padding, and for a
+    model of the next token also all but each text's last one, behind which nothing is predicted.
     """
     is_token = torch.ones_like(ids, dtype=torch.bool)
     if spec.padding is not None:
@@ -338,8 +343,8 @@ def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Ten
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return each sample's inputs of a layer as rows: P positions of n entries, a convolution's
-    patches.
+    """Return each sample's inputs of a layer as P rows of n entries; for a convolution a row is a
+    patch.
     """
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry

@@ -2,7 +2,8 @@
 
 The gradients of records are taken for draws of a Gaussian whose covariance comes from records that
 are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
-NeurIPS 2023). The test needs labels, and no layer whose row space tells.
+NeurIPS 2023). The test needs the records' labels. It also works if no layer's row space shows
+members.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 RIDGES = (1e-1, 1e-3, 1e-5)
-"""Variances of a gradient outside of the reference's directions, relative to the mean squared
-length of the reference's gradients, among which the rehearsal chooses. On four development draws
-each the smallest found most in a ConvNet's step, and the middle one after local steps and of texts;
-the largest is for noise, where they were not compared."""
+"""Ridges ρ, relative to the mean squared length of the reference's gradients: the variance of a
+gradient in directions that the reference lacks. A rehearsal (a repetition of the round) weights the
+ratios of all three. On four development draws each, the smallest found most members in a ConvNet's
+step, the middle one after local steps and of texts; the largest is for noise (not compared)."""
 
 
 def log_likelihood_ratios(
@@ -42,8 +43,8 @@ def log_likelihood_ratios(
 
 
 LARGEST_REFERENCE = 600
-"""Null records that make a reference, unless a rehearsal takes more. The cost grows with the cube
-of their number."""
+"""Number of null records whose gradients make a reference; it is larger only if a rehearsal needs
+more. The cost grows with the cube of this number."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class Reference:
         return torch.stack(each)
 
     def _inverses(self, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) of the known records and ρ (L,) for each ridge."""
+        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) for L ridges, and the ridges ρ (L,). N (K, D) are the
+        sketches of the K records that ``known`` selects from the reference.
+        """
         gram = self.gram[known][:, known]
         ridges = torch.tensor(RIDGES).double() * gram.diagonal().mean().clamp_min(1e-300)
         unit = torch.eye(len(gram), dtype=torch.float64)
@@ -127,8 +130,10 @@ class Reference:
         of_known: Float[Tensor, " R"],
         count: int,
     ) -> Float[Tensor, "N L"]:
-        """Return the ratios of N records that are not among the K known ones, given their inner
-        products with these, with themselves and with the update.
+        """Return log-likelihood ratios of N records outside of the K known records of the
+        reference, from their gradients' inner products with those of the known ones (``cross``),
+        with themselves (``energies``) and with the update (``along``); ``of_known`` are those of
+        the reference with the update.
         """
         inverses, _ = self._inverses(known)
         weights = cross @ inverses
@@ -138,9 +143,9 @@ class Reference:
     def _left_out(
         self, known: Tensor, along: Float[Tensor, " R"], count: int
     ) -> Float[Tensor, "K L"]:
-        """Return the ratios of the known records, each without itself among the known. With ``Q =
-        (NNᵀ + ρI)⁻¹`` the unexplained part of record i has the product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an
-        update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur complement).
+        """Return the log-likelihood ratios of the K known records, each by a covariance from the
+        others. With ``Q = (NNᵀ + ρI)⁻¹`` the part of gradient i that the others leave has the
+        product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur).
         """
         inverses, ridges = self._inverses(known)
         own = inverses.diagonal(dim1=1, dim2=2)

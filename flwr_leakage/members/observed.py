@@ -74,9 +74,9 @@ def examine_observation(
 
 
 def _as_batch(records: Records, spec: InputSpec, generator: torch.Generator) -> Batch:
-    """Return records as a batch on the CPU, with random labels if theirs are unknown, which serve
-    only to repeat the round on the server's own records. The labels for a model of the next token
-    are the texts. The inputs are made contiguous, as many models need for ``view``.
+    """Return records as a batch on the CPU, with contiguous inputs, as many models need for
+    ``view``. Unknown labels are drawn at random; they only serve to repeat the round on the
+    server's own records. A model of the next token has the texts as labels.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

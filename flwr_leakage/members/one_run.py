@@ -78,9 +78,9 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε of an (ε, ``delta``)-private mechanism that ``right`` right of
-    ``guesses`` guesses refute at the significance ``level``; 0 for none. ``count`` is the number of
-    canaries, known records that are members with probability 1/2.
+    """Return the largest ε for which (ε, ``delta``)-privacy is refuted, at the significance
+    ``level``, by ``right`` right ones of ``guesses`` guesses; 0 if none is. ``count`` is the number
+    of canaries: known records, each a member with probability 1/2.
     """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:
@@ -95,9 +95,9 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound, under (ε, δ)-differential privacy, of the probability of at least
-    ``right`` right of ``guesses`` guesses. ``count`` is the number of canaries, known records that
-    are members with probability 1/2.
+    """Return an upper bound, under (ε, δ)-differential privacy, of the probability that at least
+    ``right`` of ``guesses`` guesses are right. ``count`` is the number of canaries: known records,
+    each a member with probability 1/2.
     """
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)

@@ -12,7 +12,7 @@ from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, InputSpec, Measurement, Observation, State, Update
 
 LEVEL = 0.01
-"""Chance of a false alarm at which ``membership_share`` counts a sample as found."""
+"""Largest p-value at which ``membership_share`` counts a sample as found."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 TAIL_SHARE = 0.05
-"""The share of the null sample that the tail's rate is estimated from."""
+"""Share of the null records, those with the smallest statistics, from which the rate of the
+exponential tail is estimated."""
 
 SMALLEST_TAIL = 10
-"""Fewest null records in the tail, below which nothing is said beyond the sample."""
+"""Least number of null records in the tail; with fewer, no tail is fitted."""
 
 
 def rank_p_values(
@@ -87,7 +88,7 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
 
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return p-values corrected so that on average at most a share α of called members are none.
+    """Return p-values (C,) corrected to limit the expected share of false alarms among alarms to α.
 
     A candidate is called a member if its corrected p-value is at most α. In ascending order these
     are ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995). The p-values must

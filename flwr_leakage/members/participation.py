@@ -15,9 +15,9 @@ class Attribution:
 
     Attributes:
         clients: (R,) the index of the client with the smallest contrast.
-        contrasts: (R, K) how much smaller each record's statistic is in rounds with the client than
-            without, in standard deviations among records of no client; see
-            :func:`participation_contrasts`.
+        contrasts: (R, K) the mean of each record's statistic in rounds with each of K clients less
+            that in rounds without, in standard deviations among records of no client; negative for
+            the record's own client. See :func:`participation_contrasts`.
         p_values: (R,) the probability that the smallest of the K contrasts is as small for a record
             that belongs to no client.
         margins: (R,) the distance of the smallest contrast from the next one; 0 if two clients took
@@ -33,7 +33,7 @@ class Attribution:
 def participation_contrasts(
     statistics: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
 ) -> Float[Tensor, "R K"]:
-    """Return how much smaller each record's statistic is in rounds with a client than without.
+    """Return the contrast of R records and K clients, negative for a record's own client.
 
     The contrast of a record and a client is ``(mean over the n rounds with the client − mean over
     the m rounds without) / √(1/n + 1/m)``. If a record's statistics are Gaussian with one mean in

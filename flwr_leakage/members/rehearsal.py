@@ -28,46 +28,50 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
-"""Dampings of a layer's directions, relative to the largest singular value squared, among which the
-rehearsal chooses: local steps and noise blur the directions of small singular values first."""
+"""Dampings λ of the residual from a layer's row space, relative to the largest singular value
+squared; a rehearsal weights them. Local steps and noise blur directions of small singular values
+first, and a larger λ gives these less weight."""
 
 PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
-"""Dampings of a layer's directions, in the same unit, for the fit of a record's outer product."""
+"""Dampings λ of the fit of a record's outer product, relative to the layer's largest singular value
+squared; a rehearsal weights them."""
 
 MEMBERS = (64, 512)
-"""Number of members of all draws of a rehearsal together, unless that takes more than ``DRAWS``
-draws. The second number is used if the first gives an AUC below ``WEAK``."""
+"""Number of members of all draws of a rehearsal together; it is smaller if it would take more than
+``DRAWS`` draws. The second number is used if the first gives an AUC below ``WEAK``."""
 
 WEAK = 0.75
-"""AUC below which a rehearsal takes more members. Of several ways to weight statistics whose AUC
-differs by no more than chance, it then takes the last, which follows the drawn members least. On
-twelve development draws of DP-SGD with ε = 1 the AUC rose from 0.50 to 0.55, where gradient cosine
-alone has 0.56."""
+"""AUC below which a rehearsal draws more members. If the AUCs of several ways to weight statistics
+then differ by no more than chance, it takes the last of these ways, which fits the drawn members
+least. On twelve development draws of DP-SGD with ε = 1 this raised the AUC from 0.50 to 0.55;
+gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""Largest number of draws, each of which repeats the client's round."""
+"""Largest number of draws of null records in a rehearsal, each of which repeats the round."""
 
 STRANGERS = 50
-"""Fewest records that a rehearsal needs beside the members of a draw."""
+"""Least number of records that a rehearsal needs beside the members of a draw."""
 
 RIDGES = (0.02, 0.2, 2.0)
-"""The rehearsal adds one of these numbers to the correlations of the statistics before it inverts
-them. It chooses a large one where members hardly differ, as weights then follow the few drawn."""
+"""Ridges of Fisher's discriminant: a rehearsal adds one to the diagonal of the statistics'
+correlation matrix before it inverts that. Where members hardly differ from others it chooses a
+large one, as the weights would fit the few drawn members otherwise."""
 
 STEPS = 1000
-"""Largest number of local steps that all draws of a rehearsal repeat together, as a client states
-that number itself. For an update of more steps there is no rehearsal."""
+"""Largest number of local steps that all draws of a rehearsal repeat together. The limit is needed
+as clients state their number of steps themselves. An update of more steps is not rehearsed."""
 
 LONGEST = 8.0
-"""How many times as long as the longest repeated update the client's may be, to be called alike. On
-120 development draws of two networks, untrained and trained, clients of SGD reached 5.7, those with
-samples of one class included. On 120 draws of Adam the number was 11 to 811 if SGD was repeated."""
+"""If the norm of the client's update is more than this many times that of the longest repeated one,
+the client is taken to have trained in another way. On 120 development draws of two networks,
+untrained and trained, clients of SGD reached 5.7, those with samples of one class included. On 120
+draws of Adam the ratio was 11 to 811 if SGD was repeated."""
 
 TOGETHER = 512
-"""Records whose gradients' sketches are held at a time, of a quarter of a MiB each."""
+"""Number of records whose gradients' sketches are held at a time; each takes a quarter of a MiB."""
 
 POOL = 300
-"""Null records that a rehearsal takes; more only for larger updates."""
+"""Number of null records that a rehearsal takes; it takes more only for larger updates."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,11 @@ class Seen:
     """One update as the server sees it, prepared for tests of membership.
 
     Attributes:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics, or by those that follow from the update.
+        problem: the update with its model, parameters and schedule. The model's BatchNorm uses
+            running statistics, or those that follow from the update.
         spans: the row spaces of the layers' updates.
-        members: the indices of those null records that a repeated update was made of; ``None`` for
-            the client's update, which holds none.
+        members: for an update that the server made itself, the indices of the null records that it
+            trained on; ``None`` for the client's update.
     """
 
     problem: Problem
@@ -165,8 +169,9 @@ def discriminant(
 def best_alone(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"]
 ) -> Float[Tensor, " F"]:
-    """Return weights that are 0 but for the statistic by which members (records in an update that
-    the server made itself) and strangers (its other records) differ most.
+    """Return weights (F,) that are 1 for the statistic by which members and strangers differ most,
+    and 0 for all others. Members are records in an update that the server made itself; strangers
+    are its other records.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 5.0], [-1.0, -5.0]]).double()
@@ -187,11 +192,11 @@ def compute_features(
     rows: slice | None = None,
 ) -> list[Features]:
     """Return the statistics of N records for each of several updates (``seen``) of the same
-    parameters and buffers, with row spaces of the same layers. What does not depend on the update
-    is computed once. ``statistics`` are names: ``row_space``, for which labels do not count,
-    ``outer_product``, ``gradient_likelihood``, ``gradient_cosine``, ``gradient_difference`` and
-    ``loss``. Without a ``reference`` there is no likelihood. If the records are some of the
-    reference, ``rows`` says which.
+    parameters and buffers, with row spaces of the same layers. ``statistics`` are names:
+    ``row_space``, which needs no labels, ``outer_product``, ``gradient_likelihood``,
+    ``gradient_cosine``, ``gradient_difference`` and ``loss``. ``reference`` holds the gradients of
+    null records for the likelihood, which is left out if it is ``None``. ``rows`` is the slice of
+    the reference's records that ``records`` are; ``None`` if they are others.
     """
     likely = reference if "gradient_likelihood" in statistics else None
     if likely and rows is None and len(records) > TOGETHER:
@@ -279,7 +284,8 @@ def rehearse(
     into signs if most released entries have one magnitude, as after a step of Adam.
 
     Args:
-        client: the client's update with its model, and BatchNorm as the client trained.
+        client: the client's update with its model, whose BatchNorm is in the mode of the client's
+            training.
         observed: the client's update, with the row spaces of its layers.
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
@@ -347,11 +353,12 @@ def rehearse(
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> Problem:
-    """Return the update that a repeated round on a batch of the server's records gives.
+    """Return the update that a repeated round on a batch of the server's records gives, without any
+    defense.
 
-    ``client`` is the client's update with the model, and BatchNorm as the client trained. ``flat``,
-    with BatchNorm by running statistics, is returned with the repeated update in it. No defense has
-    changed the repeated update.
+    ``client`` is the client's update with the model, whose BatchNorm is in the mode of the client's
+    training. The result is a copy of ``flat``, which has BatchNorm by running statistics, with the
+    new update.
     """
     with torch.no_grad():
         gradient = client.replay(batch, optimizer)
@@ -399,8 +406,8 @@ def _compute_each(
     reference: Reference | None,
     rows: slice | None,
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the statistics (N, F) of N labelled records in each update, in one pass if all updates
-    share buffers.
+    """Return the statistics (N, F) of N labelled records for each update in ``seen``, computed in
+    one pass if all updates share the model's buffers.
     """
     if not seen:
         return []

@@ -26,8 +26,8 @@ class RowSpace:
     Attributes:
         directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
         singular_values: (r,) singular values sₖ.
-        noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v, at least
-            ``floor`` squared times the largest sₖ².
+        noise: λ₀, the expected increase of ‖G v‖² by noise, for a unit vector v; at least ``floor``
+            squared times the largest sₖ².
         rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
             single precision.
         left: (m, r) left singular vectors uₖ.
@@ -177,10 +177,10 @@ class RowSpace:
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     """Return the standard deviation σ of independent noise on a matrix of low rank.
 
-    Without noise the matrix (m, n) would have a rank of at most ``rows``. The singular values
-    behind the first k are those of noise alone, with the mean square (max(m, n) − k) σ² (from the
-    trace of a Wishart matrix). At first k is ``rows``. As large noise may make up some of these
-    first ones, too, k then becomes the number of singular values above the noise so found, until it
+    Without noise the matrix (m, n) would have a rank of at most ``rows``. All singular values but
+    the k largest are those of noise alone, with the mean square (max(m, n) − k) σ² (from the trace
+    of a Wishart matrix). At first k is ``rows``. As some of the k largest may be noise as well, k
+    then becomes the number of singular values above the noise so found, again and again until it
     no longer falls.
 
     Raises:

@@ -20,19 +20,19 @@ Labelled = Literal[
 ]
 
 LABELLED: tuple[Labelled, ...] = get_args(Labelled)
-"""The statistics that use a record's label; ``outer_product`` is
-:func:`~flwr_leakage.members.layers.agreements`, and ``gradient_likelihood`` that of
+"""The names of the statistics that need a record's label. ``outer_product`` is computed by
+:func:`~flwr_leakage.members.layers.agreements`, and ``gradient_likelihood`` by
 :mod:`~flwr_leakage.members.likelihood`."""
 
 
 GRADIENTS = 2**24
-"""Numbers of single records' gradients that are held at a time, 64 MiB in single precision."""
+"""Number of entries of per-sample gradients that are held at a time: 64 MiB in single precision."""
 
 
 WIDTH = 2**15
-"""Numbers of a gradient's sketch. Inner products of sketches differ from those of the gradients by
-1/√WIDTH = 0.6 % of the product of their lengths in the mean square, and take no more memory or time
-for a larger network."""
+"""Number of entries of a gradient's sketch. Inner products of sketches differ from those of the
+gradients by 1/√WIDTH = 0.6 % (root mean square) of the product of their lengths. A larger network
+needs no larger sketches."""
 
 
 class Products(NamedTuple):
@@ -50,11 +50,11 @@ class Products(NamedTuple):
 
 
 class Sketch:
-    """A map of P numbers to D = min(P, 32768), which keeps inner products but for a random error.
+    """A map from P numbers to D = min(P, 32768) that keeps inner products but for a random error.
 
-    Each number is added to one of the D sums, with a sign; both are drawn once for all (Charikar,
-    Chen and Farach-Colton, Finding frequent items in data streams, 2002). At most 32768 (``WIDTH``)
-    numbers stay as they are.
+    Each number is added, with a sign, to one of the D sums; sign and sum are drawn once for each of
+    the P places (Charikar, Chen and Farach-Colton, Finding frequent items in data streams, 2002).
+    If P is at most 32768 (``WIDTH``), the numbers stay as they are.
 
     Example:
         >>> Sketch(3)(torch.ones(1, 3)).tolist(), Sketch(2**16)(torch.ones(2, 2**16)).shape
@@ -82,7 +82,7 @@ def gradient_products(
 ) -> Products:
     """Return the inner products of N records' own gradients with the V pseudo-gradients in
     ``directions``, and their norms; if ``sketched``, also their sketches. ``problem`` is the update
-    with its model at the parameters that the server sent, and BatchNorm by running statistics.
+    with its model at the parameters that the server sent; BatchNorm uses running statistics.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -132,8 +132,8 @@ def gradient_difference(
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
     """Return each record's loss at the parameters before training or, if ``after``, at those that
-    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, and BatchNorm
-    by running statistics.
+    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, whose
+    BatchNorm uses running statistics.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}

@@ -34,8 +34,9 @@ from flwr_leakage.members.statistics import LABELLED
 from flwr_leakage.records import Batch, InputSpec
 
 Evidence = Literal["exact", "statistical", "none"]
-"""``exact``: algebra decides, up to rounding. ``statistical``: members have smaller statistics on
-average. ``none``: no statistic that was tried separates members from others."""
+"""The strength of a test's evidence. ``exact``: algebra decides, up to rounding. ``statistical``:
+members have smaller statistics on average. ``none``: no statistic that was tried separates members
+from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
 Statistic = Literal[
@@ -49,36 +50,39 @@ Statistic = Literal[
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 MIN_NULL = 20
-"""Null records that a test needs: of fewer, a p-value cannot be less than 0.05."""
+"""Number of null records that a test needs: with fewer, no p-value could be less than 0.05."""
 
 FORGEABLE = (
     "whoever knows the update can make a record that passes for one that was used, and records "
     "whose origin nobody vouches for prove nothing"
 )
-"""Why evidence without a test of a record's own gradient holds only for records that nobody made to
-deceive."""
+"""The reason why, if a record's own gradient is not tested, the evidence holds only for records
+that nobody made to deceive."""
 
 MIXED = (
     "the client says that it trained on mixtures of its records, which hold a single record in part"
 )
-"""Why no record is exactly in an update of mixtures."""
+"""The reason why evidence on an update of mixtures is never exact."""
 
 NOISY = (
     "the noise leaves too few members to choose a statistic by, and gradient cosine ranks the "
     "records: where each sample's gradient is clipped to one size and noise is Gaussian, its order "
     "is that of the likelihood ratio"
 )
-"""Why gradient cosine ranks the records although a rehearsal did not choose it. With ḡ the update
-of n samples, g a record's gradient of length C after clipping and noise σ, the ratio is exp((⟨g,
-ḡ⟩/n − C²/2n²) / σ²), other samples aside (Neyman and Pearson 1933)."""
+"""The reason why gradient cosine ranks the records if noise leaves a rehearsal no better than
+chance. Let ḡ be the mean gradient of n samples plus noise of standard deviation σ, and g a record's
+gradient, clipped to length C. Other samples aside, the likelihood ratio is then
+exp((⟨g, ḡ⟩/n − C²/2n²) / σ²) (Neyman and Pearson 1933)."""
 
 FIT_DAMPING = 1e-5
-"""Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
-differ by less than a percent of clients named rightly."""
+"""Damping λ of ``Membership.fits``, relative to the largest squared singular value. It was chosen
+on sums of ten clients' updates of 320 samples in all; any λ from 0 to 1e-4 attributes the same
+share of records to the right client there, within one percent."""
 
 
 _LEAST_P = 1e-300
-"""The p-value below which no number is printed, as double precision ends near there."""
+"""The p-value below which none is printed as a number, as the range of double precision ends near
+it."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,8 @@ class Membership:
         null_origin: the source of the null records, in words.
         fits: (C, S) measures of how well each record's outer product e hᵀ fits into each of S
             layers' updates; see :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. They
-            are large for members, and 0 if labels are unknown or a sample gives a layer several
-            rows.
+            are large for members, and 0 if labels are unknown or a layer sees a sample at several
+            positions.
         residuals: (C, S) residuals ‖h − P h‖ / ‖h‖ of each record's input h in each layer of
             ``layers``, where P projects on the layer's row space.
         layers: the names and row spaces of the layers.
@@ -157,9 +161,8 @@ class Membership:
         return self.p_values < self.rank_p_values
 
     def says(self, record: int, level: float = 0.01) -> str:
-        """Return the finding on one record in words, such as "was in the update, by algebra (…)".
-
-        The words follow the record's name in a sentence. They contain the record's p-values, unless
+        """Return the finding on one record as the end of a sentence that begins with the record's
+        name, such as "was in the update, by algebra (…)". It contains the record's p-values, unless
         there is no evidence.
 
         Args:
@@ -282,7 +285,7 @@ def examine(
     cosine alone, to which nothing is fitted, ranks them among all null records.
 
     Args:
-        problem: the update with its model, and BatchNorm as the client trained.
+        problem: the update with its model, whose BatchNorm is in the mode of the client's training.
         candidates: the records in question, normalised for the model, with labels.
         null: records that cannot be members, from the distribution of the candidates.
         labelled: whether all labels are known. If not, the row space is the only statistic, and a
@@ -293,9 +296,9 @@ def examine(
         noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` reads it
             from the spectrum, if one step's samples are fewer than a layer's units.
         seed: the seed of the rehearsal's draws.
-        mixed: whether the client states that it trained on mixtures of its records. Then the inputs
-            of the mixtures span the row space, which holds a record only as far as they show it.
-            Nothing is exact, and nobody knows the mixtures to rehearse.
+        mixed: whether the client states that it trained on mixtures of its records. The row space
+            is then that of the mixtures' inputs, and need not contain a record's own. No evidence
+            is exact then, and there is no rehearsal, as the mixtures are unknown.
         optimizer: the name of the client's optimizer, which a rehearsal repeats. If the repeated
             updates are far shorter than the client's, the rehearsal uses Adam. Only a step of SGD
             is a sum of outer products, so that evidence on another optimizer is statistical at
@@ -422,8 +425,8 @@ def examine(
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
-    """Return log r, with r the relative distance of each of N records' inputs from the row space in
-    S layers, damped by noise alone.
+    """Return log r (N, S) of N records in S layers, with r the distance of the record's input from
+    the layer's row space, relative to the input's length, and no damping beside that of the noise.
     """
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
@@ -480,7 +483,7 @@ def _weigh(
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std or 0.0
-    if noise_std is None and optimizer == "SGD":  # the spectrum of another optimizer's step is full
+    if noise_std is None and optimizer == "SGD":  # other optimizers' steps have full rank anyway
         std = _told_noise(spans)
     for repeated in dict.fromkeys((optimizer, "Adam")):
         rehearsal = rehearse(
@@ -531,11 +534,11 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the index and name of the statistic for updates whose round is not repeated, that of
-    the layer whose row space is filled least. With labels it is the fit of the record's outer
-    product, which also works if the layer has fewer units than there are samples: with 115 samples
-    and 108 to 114 units it put all samples below 600 null records on six development draws, while
-    the residual put 88 % of them there.
+    """Return the index and name of the statistic for an update whose round is not repeated. It is
+    that of the layer with the fewest inputs for its capacity: with labels the fit of the record's
+    outer product, else the residual. The fit also works if the layer has fewer units than there are
+    samples: with 115 samples and 108 to 114 units it put all samples below 600 null records on six
+    development draws, while the residual put 88 % of them there.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
@@ -544,6 +547,8 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the median of the noise deviations that layers' spectra show, 0 if none does."""
+    """Return the median over layers of ``noise_std``, the noise that a layer's singular values
+    show; 0 if no layer's do.
+    """
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0

@@ -279,7 +279,7 @@ def _against(
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
     found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
-    # The fit of a constant image, the original's mean level, is the least that a fit can reach.
+    # A constant guess is fitted by the original's mean level, and no fit is worse than that.
     found.append(every("blind_affine_psnr", _affine_psnr(guesses, truth), "dB", ""))
     if min(truth.shape[2:]) >= SSIM_WINDOW:
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))

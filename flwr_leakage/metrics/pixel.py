@@ -14,7 +14,7 @@ from torchmetrics.functional.image import (
 )
 
 SSIM_WINDOW = 11
-"""Side of SSIM's Gaussian window in pixels; images must be at least as large."""
+"""Side of SSIM's Gaussian window in pixels; the sides of an image must be at least as long."""
 
 
 def mse(

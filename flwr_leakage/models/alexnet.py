@@ -17,8 +17,8 @@ class AlexNet(nn.Module):
     """A network of five convolutions and three fully connected layers (Krizhevsky et al. 2012).
 
     Channels 64, 192, 384, 256, 256 are those of the one-column version (Krizhevsky 2014), which
-    torchvision has too. The paper defines it for inputs of 224×224. It is adapted to small inputs,
-    whatever ``input_shape`` is: the first convolution is 3×3 with stride 2 in place of 11×11 with
+    torchvision has too. The paper defines it for inputs of 224×224. Here it is adapted to small
+    inputs, for any ``input_shape``: the first convolution is 3×3 with stride 2, not 11×11 with
     stride 4; the second is 3×3 in place of 5×5; the three poolings are 2×2 and do not overlap.
     Local response normalisation and dropout are left out. At 32×32 the convolutions leave 256×2×2
     values.

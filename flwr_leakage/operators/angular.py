@@ -1,4 +1,4 @@
-"""The Jacobian of a gradient's direction, which gives the curvature of a cosine attack's loss."""
+"""Define the Jacobian of a gradient's direction: the curvature of a cosine attack's loss."""
 
 import copy
 
@@ -40,7 +40,7 @@ class AngularJacobian(LinearOperator):
         self._norms = norms
         self._directions = gradients / norms
         self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
-        """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
+        """(S,) ‖Jĝ‖/‖g‖: the norm of the part that the projection I − ĝĝᵀ removes from A/‖g‖."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """Return the operator of some of the S maps; see ``LinearOperator``."""

@@ -56,7 +56,7 @@ class LinearOperator(ABC):
         self.meter = Meter() if meter is None else meter
         self.tally = Tally()
         self.samples_a_product = 1
-        """Gradients of single samples that one map of a product goes through."""
+        """Number of products with a single sample's Jacobian to which one map's product amounts."""
 
     @property
     def products(self) -> int:
@@ -119,7 +119,7 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """Some maps of an operator, computed by all of its maps with zeros for those left out."""
+    """An operator of some maps of another one, which computes all maps, with zeros for the rest."""
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
@@ -145,7 +145,8 @@ class _Rows(LinearOperator):
 
 
 REBUILT_AFTER = 4
-"""Products after which graphs of a part of the samples pay: they cost about as much as so many."""
+"""Number of products after which autograd graphs of the chosen samples alone are built: building
+them costs about as much as so many products of all samples."""
 
 
 class DeferredRows(LinearOperator):

@@ -73,7 +73,8 @@ class FunctionJacobian(LinearOperator):
                 raise RuntimeError(
                     f"the model's gradient cannot be differentiated in its inputs: {error}"
                 ) from error
-            # A few operations have no third derivative; forward mode needs two only.
+            # A few operations lack the third derivative that a pullback's pullback takes; forward
+            # mode needs two derivatives only.
             self._pushforward = lambda v: jvp(function, (point,), (v,))[1]
         self.value_product = product.detach()
 

@@ -27,15 +27,18 @@ Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_ROUNDING = 1e-3
-"""Relative error of a product with J above which a sample is done in float64."""
+"""If rounding in float32 may move a product with a sample's Jacobian J by more than this, relative
+to ‖J‖, the sample is computed in float64."""
 LEAST_SLOPE = 1e-17
-"""‖∂L/∂z‖ below which a sample is done in float64: squares of J's entries would underflow."""
+"""If ‖∂L/∂z‖, the norm of the loss's gradient by the logits, is below this, a sample is computed in
+float64: in float32, squares of the entries of its Jacobian would underflow."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Samples among which one is looked for that shows the second derivative well."""
+"""Number of samples from which the one is chosen on which second derivatives are checked."""
 _GRAPH_COPIES = 12
-"""Tensors of the size of a sample's gradient that the two graphs and a product hold, roughly."""
+"""Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
+gradient."""
 
 
 class ClientSamples:
@@ -254,7 +257,7 @@ class ClientSamples:
             if not len(places):
                 return ""  # there is no sample to check, and none will get a number
             finite = every[places]
-            # The model is least sure of this one, so that rounding hides least of its gradient.
+            # Rounding hides least of the gradient of the sample of which the model is least sure.
             best = finite.rounding()[0].argmin()[None]
             self._model.second = check_second_derivative(finite[best], self.seed)
         if self._model.second.fault:
@@ -284,7 +287,7 @@ def _seen_right(problem: SampleProblem) -> bool:
     if not sound:
         return False
     rounding = problem.rounding.tolist()
-    # The model is least sure of this one, so that rounding hides least of its gradient.
+    # Rounding hides least of the gradient of the sample of which the model is least sure.
     best = min(sound, key=rounding.__getitem__)
     try:
         start, product = problem.unchecked_product
@@ -313,10 +316,10 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """Return some samples with gradients and perturbations, and why some cannot be scored.
-    ``indices`` are theirs in the round, ``delta`` (P,) is the perturbation of the update's
-    pseudo-gradient, ``rounding`` (S,) the relative error of products, ``seed`` that of Krylov start
-    vectors, and ``derivable`` the check of second derivatives in ``SampleProblem``.
+    """Return some samples with their gradients and perturbations, and with a reason for each one
+    that cannot be scored. ``indices`` are the samples' places in the round, ``delta`` (P,) is the
+    perturbation of the update's pseudo-gradient, ``rounding`` (S,) the relative error of products,
+    ``seed`` that of Krylov start vectors; for ``derivable`` see ``SampleProblem``.
     """
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)
@@ -342,7 +345,7 @@ def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> No
     """Raise ``ValueError`` if the model cannot be scored on these samples."""
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
-        on_embeddings(gradient_map, exposure)  # raises the reason
+        on_embeddings(gradient_map, exposure)  # raises an error with the reason
     if not len(batch):
         raise ValueError("a client must have at least one sample to be scored, got none.")
     logits = gradient_map.logits(exposure.params, inputs[:2], exposure.buffers)

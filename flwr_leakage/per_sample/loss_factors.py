@@ -12,8 +12,9 @@ from flwr_leakage.losses import Loss
 from flwr_leakage.records import Batch, Exposure
 
 SEPARABLE = 1e-3
-"""Relative remainder above which a sample's gradient within the batch is no multiple of its
-gradient alone."""
+"""Largest relative distance ‖g − c g′‖/‖g‖ at which a loss counts as one that treats samples one by
+one. g is the derivative of the batch's loss by one sample's logits, and c g′ the nearest multiple
+of the derivative g′ of that sample's own loss."""
 
 
 def loss_weights(
@@ -74,7 +75,7 @@ def loss_factors(
 
 
 def slope_by_autograd(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return ∂L/∂z."""
+    """Return the derivative ∂L/∂z of a loss L by its logits z, in the shape of the logits."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         value = loss(leaf, targets)

@@ -47,7 +47,7 @@ def update_perturbation(
         {name: value.double() for name, value in released.items()},
         {name: value.double() for name, value in reference.items()},
     )
-    # Untrained tensors tell nothing, whatever a defense does to them.
+    # A tensor that is not trained reveals nothing, so that its perturbation hides nothing.
     trained = gradient_map.trained
     return ravel({k: difference[k] * (k in trained) for k in exposure.params})
 

@@ -19,7 +19,8 @@ from flwr_leakage.spectral import (
 )
 
 WELL_KNOWN = 1e-2
-"""Largest tolerance of λmax for which Lanczos starts from the last layer's share of JJᵀ."""
+"""Largest relative tolerance of λmax for which Lanczos starts from the top eigenvector of the last
+layer's part of JJᵀ; see ``SampleProblem.start``."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 from flwr_leakage.records import Batch
 
 LOGIT_UNITS = 4
-"""Units in the last place of the largest logit by which rounding moves the logits, roughly."""
+"""Approximate rounding error of all logits, in units in the last place of the largest one."""
 
 
 @dataclass(frozen=True)

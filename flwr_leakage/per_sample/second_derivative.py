@@ -15,11 +15,13 @@ from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 
 ALLOWED = 1e-5
-"""Relative distance of a product with J from the finite difference that passes."""
+"""Relative distance up to which a product with J and the finite difference are taken for equal."""
 MOST_ALLOWED = 1e-2
-"""Differences of the gradient show nothing if rounding asks for a larger distance than this."""
+"""If rounding asks to allow a larger distance than this, finite differences can show nothing, and J
+is not checked."""
 FIRST_STEP = 1e-6
-"""Step of the differences, relative to the inputs: small, so that few ReLUs change sides."""
+"""First step h of the differences, relative to the inputs' root mean square: it is small, so that
+few ReLUs change sides."""
 OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)
 _JITTER = 0.1
 
@@ -29,9 +31,9 @@ class SecondDerivative:
     """The result of a check of a model's second derivatives.
 
     Attributes:
-        fault: why they are wrong; empty if they are not.
-        one_by_one: why they are computed by plain autograd; empty if they are not.
-        unchecked: why they could not be checked; empty if they were.
+        fault: the reason why they are wrong, in words; empty if they are right.
+        one_by_one: the reason why they are computed by plain autograd; empty if they are not.
+        unchecked: the reason why they could not be checked; empty if they were.
     """
 
     fault: str = ""
@@ -75,9 +77,9 @@ def _first_less_second(samples: Samples) -> Tensor:
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
-    """Return whether J, the Jacobian of a single sample's gradient by its input, in float64, is
-    right by ``torch.func``, and if not, whether it is by plain autograd. It costs two gradients,
-    and one product with its graphs; more if something is wrong.
+    """Return whether the Jacobian J of a single sample's gradient by its input is right if it is
+    computed by ``torch.func``, and if not, whether it is right by plain autograd. All is in
+    float64. It costs two gradients, and one product with its graphs; more if something is wrong.
     """
     fault, error = _fault(sample, seed)
     if not (fault or error):
@@ -111,7 +113,7 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
     differences of two steps agree ten times better with each other than with J, and only if a
     second point says the same.
     """
-    # A loss of one's own may cancel in float64, too, where the model is sure of the sample.
+    # An app's own loss may lose digits by cancellation in float64, too, if the model is sure.
     allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
     if allowed > MOST_ALLOWED:
         return "", "rounding leaves too few digits of the loss's gradient to compare"

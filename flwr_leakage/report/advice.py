@@ -135,8 +135,8 @@ def advise(
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     """Return the step that advises a new run under a defense, with its command if the run was a
-    simulation. ``wanted.changes`` are the settings that remove what kept this run from an answer to
-    whether training may go on.
+    simulation. ``wanted.changes`` are the settings by which that run can say whether training may
+    go on, as this one cannot.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -156,7 +156,7 @@ def _without_limits(commands: Sequence[str]) -> str:
 
 
 MAX_LINES, MAX_LINE = 5, 200
-"""Lines of what to do, and the characters that one has at most."""
+"""The largest number of lines of advice, and of characters in a line."""
 
 
 def _in_short(
@@ -168,9 +168,9 @@ def _in_short(
     unsure: set[int],
     nothing_seen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the advice in short lines: where a sample is seen, changes to training of which to
-    test one; elsewhere what ``nothing_seen``, the judgement of a run that shows no sample, advises.
-    ``unsure`` are clients whose training, repeated, does not give the update that they sent.
+    """Return the advice in short lines. If a sample is seen, they list changes to training, one of
+    which is to be tested. If none is seen, they follow ``nothing_seen``, the judgement of such a
+    run. ``unsure`` are clients whose training, repeated, does not give the update that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -262,15 +262,16 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
-    """Return a line such as "Go on only if the new run meets …", of which ``condition`` is "Go on"
-    and ``run`` "the new run". It asks what :func:`_goal` says.
+    """Return a line such as "Go on only if the new run meets …": ``condition`` ("Go on"), "only
+    if", ``run`` ("the new run"), and the conditions for going on by :func:`_goal`.
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
 
 def _goal(is_accepted: bool = False) -> str:
-    """Return words for what a new run has to do: no sample is seen, nothing else is told beyond
-    chance, all clients are attacked and no attack is cut off. ``is_accepted`` drops the second.
+    """Return in words the conditions for going on that a new run has to meet: no sample is seen,
+    nothing else is told beyond chance, all clients are attacked and no attack is cut off.
+    ``is_accepted`` leaves out the second condition.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -287,8 +288,8 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, found: Sequence[Attempt]) -> str:
-    """Return words for what a run that shows no sample tells all the same: originals identified,
-    where more than by chance, and records found to be used in training.
+    """Return words for leaks of a run that shows no sample: how many originals are identified, if
+    that is beyond chance, and how many records are found to be used in training.
     """
     told = []
     if beyond_chance(found):
@@ -311,8 +312,9 @@ def _labels_beyond_guess(
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
-    """Return the advice to decide whether labels may be known, in a line, where an attack inferred
-    more of them than by chance, or an inference alone more of a client's than a guess has.
+    """Return one line that advises to decide whether labels may be known; none if neither the
+    attacks inferred more labels than by chance, nor an inference of class counts alone had more of
+    some client's labels right than a guess.
     """
     inferred, told = _labels_beyond_guess(index, metadata, found), []
     if inferred:
@@ -340,7 +342,7 @@ def _labels_at_risk(index: Index) -> list[str]:
 
 
 def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two ways to train that limit what a server can learn, by a bound or by sums."""
+    """Return sentences that name differential privacy and secure aggregation as protections."""
     sums = "threat=ThreatModel(view='aggregate')"
     if is_simulation(metadata):
         sums = "threat.view=aggregate"
@@ -353,7 +355,7 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 MAX_DEFENSES = 2
-"""Defenses that a short line names."""
+"""The largest number of defenses that a short line names."""
 
 
 def _what(found: Sequence[Attempt]) -> str:

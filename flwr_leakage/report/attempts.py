@@ -237,7 +237,7 @@ Place = tuple[int, int]  # round, client
 
 @dataclass(frozen=True)
 class Fates:
-    """Which updates of a run were attacked and which were not; each is named by (round, client).
+    """The updates of a run, attacked and not attacked; each is named by (round, client).
 
     Attributes:
         answered: attacked updates of which the attack gave a reconstruction.
@@ -337,12 +337,13 @@ def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
 
 
 MAX_SETTINGS = 80
-"""Characters of a setting that stands in a sentence; longer ones stand in brackets behind it."""
+"""The largest number of characters of settings that are written within a sentence; longer ones
+stand in brackets behind it."""
 
 
 def otherwise_told(index: Index, places: Collection[Place]) -> str:
-    """Return a clause on how clients trained otherwise than the attack on their updates ``places``
-    assumed; client −1 stands for all of a round.
+    """Return a clause on how clients trained otherwise than the attack on their updates ``places``,
+    (round, client), assumed. Client −1 stands for all clients of a round.
     """
     summed = {server_round for server_round, client in places if client < 0}
     said = {
@@ -439,8 +440,9 @@ def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
 
 
 EXPLAINED = 0.5
-"""Largest squared distance, relative to that of an answer of zero, which is 1, at which an attack's
-answer explains most of an update: beyond it more than half of the update has another cause."""
+"""Largest squared relative distance ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an attack's
+answer and the observed g*, at which the answer explains most of the update. A zero gradient has 1;
+above 0.5 more than half of the update has another cause."""
 
 
 def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
@@ -562,7 +564,8 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""A number of identified originals that chance reaches more rarely is no chance."""
+"""A number of identified originals counts as beyond chance if random guesses reach it with at most
+this probability."""
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
@@ -578,7 +581,7 @@ def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
 
 
 class Labels(NamedTuple):
-    """How many labels the attacks had right, and how many a guess without the updates has.
+    """The numbers of labels that the attacks had right, and that a guess without the updates has.
 
     Attributes:
         right: the number of right labels.

@@ -9,14 +9,15 @@ from flwr_leakage.report.index import section
 from flwr_leakage.report.story import flatten
 
 _ELSEWHERE = ("hydra", "run_dir", "objective", "tracker", "client.folder")
-"""Settings of a run that write somewhere; a command leaves them out."""
+"""Settings that name a place to which a run writes; a command that repeats it leaves them out."""
 
 
 _PLAIN = re.compile(
     r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
     re.IGNORECASE,
 )
-"""A setting: neither ``_target_``, which Hydra calls, nor the path of another config group."""
+"""The pattern of a plain setting such as ``attack=idlg``: it names neither ``_target_``, which
+Hydra would call, nor a path to another config group."""
 
 
 def are_plain(words: Iterable[str]) -> bool:

@@ -39,11 +39,11 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""Clients with a panel of their own; where there are more, one panel holds all."""
+"""The largest number of clients that get a panel each; if there are more, one panel holds all."""
 
 
 MAX_LINES = 3
-"""Defenses that are drawn."""
+"""The largest number of defenses that are drawn."""
 
 
 BAND = 5.0
@@ -60,7 +60,7 @@ _DOTS: dict[str, tuple[str, str, int]] = {
     "nothing": (MUTED, "s", 12),
     "": (MUTED, "X", 16),
 }
-"""Colour, marker and size of each grade."""
+"""Colour, marker and size of the dots for each grade."""
 
 
 class Dot(NamedTuple):

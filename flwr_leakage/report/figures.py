@@ -81,7 +81,7 @@ class ScoreChart:
         title: the name of the score.
         caption: the quantities on the axes.
         figures: the number of pairs, and Spearman's ρ with its interval and p-value, in words.
-        reading: what ρ means, in words.
+        reading: the meaning of ρ, in words.
         svg: the drawing, or ``None`` where no sample has both numbers.
     """
 
@@ -94,7 +94,7 @@ class ScoreChart:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether one risk score ranks the samples as one outcome of the attack does.
+    """The finding on whether one risk score ranks the samples as one outcome of the attack does.
 
     Attributes:
         score: the score's name.
@@ -103,7 +103,7 @@ class Agreement:
         pairs: (score, outcome) of each sample that has both, in every round.
         found: the agreement of the two rankings within rounds.
         p_value: the p-value of ``found`` times the number of compared scores, or ``None``.
-        reading: ``holds`` in words.
+        reading: the meaning of ``holds`` in words.
         holds: whether the order is the one that the score claims; ``None`` if the run cannot tell.
         sample: the nouns for the samples that are ranked.
     """
@@ -328,7 +328,7 @@ BOUNDS = {
         "clamping to the range of pixels.",
     ),
 }
-"""Scores that are drawn, with their names and conditions."""
+"""The bounds that are drawn: by the name of the score, the bound's name and its conditions."""
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
@@ -375,9 +375,9 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Return the least standard deviation of the normalisation's channels, in pixel units per unit
-    of a model input; 0 if unknown. The least one makes a bound on the error in model inputs a bound
-    in pixels.
+    """Return the least standard deviation of the normalisation over channels, in pixel units per
+    unit of a model input; 0 if unknown. A lower bound of the error in model inputs, times this
+    least one, is a lower bound in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:

@@ -31,7 +31,7 @@ class Tile:
     """One key figure of the first screen.
 
     Attributes:
-        term: what the figure counts.
+        term: the quantity that the figure counts, in words.
         value: the figure, or the words that it was not tested.
         guess: the figure that a guess without any update has, or the reason why there is none.
         is_leak: whether the figure shows a leak.
@@ -83,8 +83,9 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return the figure on labels: how many the attack had right, or had by the section ``large``
-    on clients of many samples, beside how many a guess without an update has right.
+    """Return the figure on labels: how many the attack had right, and how many a guess without an
+    update has right. If no attack inferred labels, those of ``large``, the clients of many samples,
+    are told.
     """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
@@ -198,13 +199,15 @@ class Map:
 
 
 MAX_LABELS = 12
-"""Clients or rounds that have a label of their own; of more, each second, third, … has one."""
+"""The number of clients or rounds up to which each has a label; of more, only every second, third,
+… has one."""
 
 MAX_GAPS = 40
-"""Clients or rounds of a map whose squares stand apart; of more, gaps would hide the squares."""
+"""The number of clients or rounds up to which a map has gaps between its squares, which would be
+too small for gaps otherwise."""
 
 MAX_ROUNDS = 10_000
-"""Rounds up to which each has a column; of more, only those that the records speak of."""
+"""The number of rounds up to which each has a column; of more, only those with records have one."""
 
 STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
@@ -213,7 +216,8 @@ STATES: dict[str, str] = {
     "labels": "bar inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
-"""The outcomes of an attacked update in words, worst first; the last two mark others."""
+"""The outcomes of an attacked update in words, worst first. The last two are marks: of a round in
+which only labels were inferred, and of an attack that the time limit ended."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:

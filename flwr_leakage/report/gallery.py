@@ -41,7 +41,7 @@ class Exhibit:
     """The images of one sample in one round, with words about them.
 
     Attributes:
-        title: what the sample is an example of, such as the worst leak; empty for most.
+        title: words for the example that the sample gives, such as the worst leak; empty for most.
         key: round, client and place in the batch.
         client: the client in words.
         image: the number of the image among those of the client, in words.
@@ -129,7 +129,7 @@ class Gallery:
         """Return the distinct values of the exhibits' field ``name``, for the page's filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
-            return []  # nothing to follow
+            return []  # no image was seen in another round
         if name == "grade":
             return [each for each in (*GRADES, "no grade") if each in values]
         return [str(value) for value in sorted(values, key=_natural)]

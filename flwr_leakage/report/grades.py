@@ -107,7 +107,8 @@ def grade(
 
 
 NAMED = 0.5
-"""From this share of a text's distinct tokens on it is ``partly`` seen if they are named alone."""
+"""The share of a text's distinct tokens from which on the text counts as ``partly`` seen if the
+attack tells only that these tokens occur in the batch."""
 
 _OF_TEXTS: dict[str, Grade] = {
     "all tokens": "exact", "most tokens": "recognisable", "some tokens": "partly",
@@ -174,7 +175,7 @@ def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Calibrated:
-    r"""How often reconstructions of a grade let one find the original among 101 images.
+    r"""The shares of reconstructions of a grade that let one find the original among 101 images.
 
     The figures were measured once, on images on which no threshold was set, by
 

@@ -43,7 +43,7 @@ CEILING_DB = 120.0
 
 
 MAX_ROWS = 12
-"""Longer tables are folded: the first rows stand, all are one click away."""
+"""The number of rows above which a table is folded, so that a click shows the rest."""
 
 
 @dataclass(frozen=True)
@@ -252,14 +252,14 @@ RANKED = (
     "Leaks are ranked by grade first, then by whether the original is identified, then by PSNR: "
     "structure (SSIM) can raise a grade, so that a worse leak may have fewer decibels."
 )
-"""For each table and gallery that ranks leaks."""
+"""The note below each table and gallery that ranks leaks."""
 
 
 RANKED_CLIENTS = (
     "Clients are ranked by their worst grade, then by the share of attempts that are seen, then by "
     "the share that is identified, then by the highest PSNR."
 )
-"""For each table that ranks clients."""
+"""The note below each table that ranks clients."""
 
 
 def span(amounts: Collection[int], noun: Sample) -> str:

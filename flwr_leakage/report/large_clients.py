@@ -20,13 +20,14 @@ from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import is_defended
 
 MAX_REASONS = 4
-"""Reasons that the section names, with their clients."""
+"""The largest number of reasons that the section names, with their clients."""
 
 MAX_CLIENTS = 4
-"""Clients that the head of the section names, those with the most labels beyond a guess first."""
+"""The largest number of clients that the head of the section names; those whose labels the
+inference has right by the largest margin over a guess come first."""
 
 MAX_CLASSES = 5
-"""Classes that a row names, the largest first."""
+"""The largest number of classes that a row names; those with most samples come first."""
 
 Counts = dict[int, float]
 
@@ -265,10 +266,10 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
-    """Return, by client, the shares of labels that the inference from an update and the better of
-    two guesses without it have right, for clients of whom the inference had more. Of a client's
-    updates the one with the largest difference counts, and the clients stand in its order. Clients
-    of unknown truth are left out.
+    """Return, by client, two shares of labels: those that the inference from an update has right,
+    and those of the better of two guesses without it. Only clients for which the inference has more
+    are returned, by falling difference. Of a client's updates, the one with the largest difference
+    counts. Clients of unknown truth are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(

@@ -22,12 +22,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts by which a browser on this machine, or at the near end of a tunnel, names the server."""
 
 _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
-"""Parts of the lines that end a round, or begin or end the run."""
+"""Parts by which lines of ``records.jsonl`` are recognised that end a round, or begin or end a
+run."""
 
 
 class Changes:
-    """Count the rounds of a run folder that have ended, reading each line of its growing record
-    once.
+    """A counter of the rounds of a run folder that have ended. It reads each line of the growing
+    file of records once.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.membership import tested_pairs
 
 FEWEST = 20
-"""Records outside of the updates, with fewer of which no rate of false alarms is drawn."""
+"""The least number of tests of records outside of the updates; with fewer, nothing is drawn."""
 
 
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:

@@ -379,7 +379,7 @@ def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
     return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
 
 
-# The run may have been made on another machine, so its user's folder is told by where it lies.
+# The run may come from another machine, so that users' home folders are recognised by their parent.
 _HOMES = (
     r"[^\s\"'=:;,()]*/(?:home|Users)/[^/\s\"'=:;,()]+"
     r"|(?<![\w.])/root(?![\w.-])"

@@ -43,7 +43,8 @@ BLAND = (
     "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
     "guess is, not how much of the original it shows."
 )
-"""Why the reconstruction from a defended update may have a higher PSNR."""
+"""The explanation why a reconstruction from a defended update may have a higher PSNR than one from
+the undefended update."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Remedy:
     Attributes:
         name: the name of the defense in the run's settings ``what_if``.
         setting: the settings of the defense in brackets; empty where they are not known.
-        does: a clause on what the defense does, from its own class; empty where it is not known.
+        does: a clause on the defense's effect, from its own class; empty where it is not known.
         under: the attempts under the defense.
         before: the attempts without the defense, on the same images in the same rounds.
         change: the median ‖change of an update‖ / ‖update‖ by the defense; ``None`` if unknown.

@@ -101,8 +101,8 @@ def replay_of_client(found: Replays, client_id: int) -> str:
 
 
 def _most(residuals: Iterable[float | None]) -> float | None:
-    """Return the largest of the relative distances of repeated updates from updates; ``None`` if a
-    client does not share one.
+    """Return the largest of the relative distances between updates and their repetitions; ``None``
+    if a client does not share one.
     """
     known = list(residuals)
     return None if None in known else max(value for value in known if value is not None)

@@ -97,7 +97,8 @@ _PLAIN = {
     "lenet_zhu": "a small convolutional network (LeNet)",
     "fedavg": "federated averaging",
 }
-"""The meaning of the configuration's names, which stand in the appendix themselves."""
+"""By name of a data set, network or strategy in a config, plain words for it. The report's appendix
+shows the names themselves."""
 
 
 def _plain(name: str) -> str:
@@ -124,7 +125,7 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
         if ends[0] == ends[1]:
             learnt = f"; test accuracy stayed at {ends[0]}"
     told = defense_told(metadata) or defense
-    if isinstance(metadata.get("seed"), int):  # a simulation's
+    if isinstance(metadata.get("seed"), int):  # only a simulation has a seed
         told += ". What it draws comes from the run's seed, which no attacker may know"
     guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {told}.")
     return f"{' '.join(parts)}{learnt}.{guard}"
@@ -206,7 +207,7 @@ _GIVEN = {
 
 
 BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exact")}
-"""The knowledge that a threat model grants and that no update tells."""
+"""By phrase of a threat model, the knowledge that it grants although no update tells it."""
 
 
 class Fact(NamedTuple):

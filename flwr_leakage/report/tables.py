@@ -374,8 +374,8 @@ def constants(index: Index) -> tuple[str, ...]:
 
 
 def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
-    """Return the median of values in order, with the wider error bar of the one or two in the
-    middle; pairs of ``None`` without values.
+    """Return the median of sorted (value, error bar) pairs, and the wider error bar of the one or
+    two in the middle; ``None`` for both without values, and for the bar if it is unknown.
     """
     if not ordered:
         return None, None

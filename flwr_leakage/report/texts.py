@@ -16,13 +16,13 @@ from flwr_leakage.tracking import TextRecord
 Mark = Literal["placed", "named", "missed", "wrong"]
 
 MAX_TOKENS_SHOWN = 200_000
-"""Tokens of all texts on a page, some 15 MB."""
+"""The largest number of tokens of all texts on a page; they take some 15 MB."""
 
 FIRST_TOKENS = 48
-"""Tokens of a text that stand on the first screen; a phone shows them in about nine lines."""
+"""The largest number of tokens of a text on the first screen; a phone shows nine lines of them."""
 
 MAX_NAMED = 200
-"""Updates whose named tokens stand on a page."""
+"""The largest number of updates for which a page lists the tokens that are known to occur in it."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 
 MAX_REASON = 400
-"""Characters of a reason in the answer; the whole of it stands among the events."""
+"""The largest number of characters, in the answer, of a reason why an update tells nothing; the
+events hold all of it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Worth:
         level: ``quiet`` if the strongest attack ended by itself on some update and found nothing;
             ``partly`` if originals are identified beyond chance or records found to be used; else
             ``unknown``.
-        do: sentences on what to run to learn more; empty where nothing here would help.
+        do: sentences that advise further runs to learn more; empty where nothing here would help.
         commands: the commands that do so, if the run was a simulation.
         changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), with the reason.
@@ -133,7 +134,7 @@ def worth(
     ungraded = _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of)
     doubts = [
         _otherwise(index, wrong, metadata),
-        *([ungraded] if not graded else []),  # of which more time cures nothing
+        *([ungraded] if not graded else []),  # more time does not make these answers gradable
         _Doubt(
             graded if single else (),
             f"only {single} was tried, and a stronger one applies",
@@ -195,15 +196,17 @@ def worth(
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
-"""The first words of a difference that the ``spec`` or model, or the ``schedule``, removes."""
+"""The first words of differences between a client's training and the attack's assumption: in
+``_INPUTS`` of those that another ``spec`` or model removes, in ``_STEPS`` of those that another
+``schedule`` removes."""
 
 MAX_REST = 3
-"""The most other differences that a sentence names."""
+"""The largest number of other differences that a sentence names."""
 
 
 def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
-    """Return, as a reason for doubt, that clients told of another training than the attack on their
-    updates ``places`` assumed, with its remedy.
+    """Return the doubt that the updates ``places``, (round, client), were attacked under wrong
+    assumptions, as their clients told of another training, with its remedy.
     """
     if not places:
         return _Doubt((), "")
@@ -245,8 +248,8 @@ def to_assume(index: Index, metadata: Mapping[str, Any], attacked: Collection[Pl
 
 
 def _by_labels(noun: str) -> str:
-    """Return a sentence for a run that attacked no sample but inferred class counts: which of its
-    results to decide about training by. ``noun`` is the plural for samples.
+    """Return advice for a run that attacked no sample but inferred class counts: the results by
+    which to decide about training. ``noun`` is the plural for samples.
     """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
@@ -279,7 +282,7 @@ def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, 
     config, every = section(metadata, "config"), dict.fromkeys(changes)
     if section(config, "server").get("attack_max_seconds") is not None:
         every["server.attack_max_seconds=null"] = None
-    is_other = "attack=strongest" in changes  # it has a limit, whatever the run's own attack has
+    is_other = "attack=strongest" in changes  # this preset has a time limit of its own
     if is_other or section(config, "attack").get("max_seconds") is not None:
         every["attack.max_seconds=null"] = None
     if config.get("num_rounds") == 1:
@@ -429,8 +432,8 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack could not be applied to some updates, with
-    what to do. ``of`` returns words such as ``2 of 3 attacked updates``.
+    """Return the doubt that the attack could not be applied to some updates, with its remedy.
+    ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")
@@ -447,8 +450,8 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return, as a reason for doubt, that the attack does not reproduce the updates ``places``,
-    with the advice to compare clients' training with what the attack assumes. No update is named if
+    """Return the doubt that the attack's answers do not reproduce the updates ``places``, with the
+    advice to compare clients' training with the attack's assumptions. No update is named if
     ``metadata`` tells of a defense, which may be the cause. ``of`` returns words such as ``2 of 3
     attacked updates``.
     """
@@ -464,10 +467,10 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
 def _missed(
     places: Collection[Place], index: Index, metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return, as a reason for doubt, that the attack ended by itself with an answer that does not
-    reproduce the updates ``places`` as closely as the replay of their training does, although no
-    defense changed them. No update is named if ``metadata`` tells of a defense. ``of`` returns
-    words such as ``2 of 3 attacked updates``.
+    """Return the doubt that the attack ended by itself with answers that do not reproduce the
+    updates ``places`` as closely as the replays of their training do, although no defense changed
+    them. No update is named if ``metadata`` tells of a defense. ``of`` returns words such as ``2 of
+    3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -482,9 +485,9 @@ def _missed(
 def _ungraded(
     places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return, as a reason for doubt, that updates have no grade, as their originals or the guess
-    without the update are unknown, with its remedy. ``of`` returns words such as ``2 of 3 attacked
-    updates``.
+    """Return the doubt that the answers to the updates ``places`` have no grade, as their originals
+    or the guess without the update are unknown, with its remedy. ``of`` returns words such as ``2
+    of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -510,9 +513,9 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return, as a reason for doubt, that updates were kept for a later attack that was not made
-    yet, with its command; none if all were attacked. ``events`` tell the rounds of kept updates,
-    and ``attacked`` holds the (round, client) of attacked ones.
+    """Return the doubt that updates were kept for a later attack that was not made yet, with the
+    command that makes it; an empty list if all were attacked. ``events`` tell the rounds of kept
+    updates, and ``attacked`` holds the (round, client) of attacked ones.
     """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
@@ -527,8 +530,8 @@ def _kept(
 
 
 def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
-    """Return, as a reason for doubt, that errors or warnings kept all updates from being attacked;
-    none without errors and warnings.
+    """Return the doubt that errors or warnings kept all updates from being attacked; an empty list
+    without errors and warnings.
     """
     broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
     if not broken:
@@ -578,7 +581,8 @@ _SETTINGS = (
     _Setting("max_bytes=|MB of intermediate results", (), "max_bytes=None",
              "an attack takes as much memory then as it needs"),
 )  # fmt: skip
-"""Reasons why an update was not attacked, as patterns, with the setting behind each."""
+"""The settings because of which an update is not attacked, each with the pattern of the reason that
+is recorded for it."""
 
 
 RESTING = "attacks run "
@@ -589,9 +593,9 @@ others."""
 def _left_out(
     fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
 ) -> list[_Doubt]:
-    """Return, as reasons for doubt, why clients or the last round were never attacked, with the
-    settings that attack them. ``attacked`` holds (round, client). With ``is_kept``, updates were
-    kept for later, and rounds without attacks are no reason.
+    """Return a doubt for each reason why clients or the last round were never attacked, with the
+    settings by which a new run attacks them. ``attacked`` holds (round, client). With ``is_kept``,
+    updates were kept for later, and rounds without attacks are no reason.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

@@ -367,7 +367,7 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
         sizes[client] = max(sizes.get(client, 0), int(record.value or 0))
     everybody = attacked | sizes.keys() | {client for _, client in fate.spared}
     if not attacked or min(attacked) < 0:
-        return ""  # of a sum there is no client that was left out
+        return ""  # the sum of all updates was attacked, which leaves out no client
     whole = count(len(everybody), "client")
     if len(attacked) == len(everybody):
         return f"Attacked: all of {whole}{_images(sizes, found)}."

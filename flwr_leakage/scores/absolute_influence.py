@@ -45,7 +45,7 @@ class AbsoluteInfluence(SampleScore):
         if bool(problem.undefended.all()):
             found = [nothing_hidden(problem)] * len(names)
         else:
-            # Relative to a λmax of 1, the dampings are absolute.
+            # The solver takes dampings relative to λmax; with λmax = 1 they are absolute.
             ones = torch.ones(len(problem), dtype=torch.float64)
             limits = (self.tolerance, self.max_steps)
             dampings = tuple(self.dampings)

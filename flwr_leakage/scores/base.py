@@ -21,7 +21,7 @@ UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sampl
 FLAT = "J = 0: there is nothing to invert"
 
 BLANKS = {"values": None, "errors": None, "states": "unresolved"}
-"""The entries of a measurement for a sample that was left out."""
+"""The entries that a sample without a score has in each field of a measurement."""
 
 
 @runtime_checkable
@@ -30,8 +30,9 @@ class Score(Protocol):
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
         """Return one measurement for each quantity, with one value for each sample of
-        ``client.exposure`` in order; the first one's ``products`` count for all. Of ``client`` only
-        the results that scores share are changed. ``seed`` is that of the score's draws.
+        ``client.exposure``, in order. The first measurement's ``products`` are the Jacobian
+        products of all. ``client`` changes only by results that it keeps for other scores. ``seed``
+        is that of the score's draws.
         """
         ...
 
@@ -62,8 +63,8 @@ class Column:
 
     @property
     def own_states(self) -> Sequence[State]:
-        """Return for each sample whether its value is exact, a bound, or unresolved; empty if the
-        score does not say so.
+        """Return for each sample whether its value is exact, a bound, or unresolved; an empty
+        sequence if the score gives no states.
         """
         if isinstance(self.states, str):
             return states_of(self.values, self.states)
@@ -74,10 +75,10 @@ class Column:
 class SampleScore(ABC):
     """A base class of scores that treat every sample separately; a subclass defines ``measure``.
 
-    As many samples are processed at a time as fit into memory. A sample without a finite gradient,
-    or one that training never used, gets a reason in place of a number; so does a value that is not
-    finite. A sample's value does not depend on the others, as long as ``measure`` treats all rows
-    alike and draws for each from its own generator.
+    As many samples are processed at a time as fit into memory. A sample gets a reason in place of a
+    number if its gradient or its value is not finite, or if training never used it. A sample's
+    value does not depend on the others, as long as ``measure`` treats all rows alike and draws for
+    each from its own generator.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class SampleScore(ABC):
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return a measurement for each quantity; the first one's ``products`` count for all."""
+        """Return a measurement for each quantity; ``products`` of the first are those of all."""
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -133,8 +134,8 @@ class SampleScore(ABC):
 
 
 def measured(column: Column, against: Sequence[str]) -> Measurement:
-    """Return a column as a measurement, with a reason in place of each number that is not finite or
-    whose sample has a note ``against`` it; such a note is empty for all other samples.
+    """Return a column as a measurement. ``against`` holds for each sample the reason why it has no
+    number, or an empty text. A number that is not finite is replaced by a reason, too.
 
     Raises:
         ValueError: the column's entries are not one for each sample.
@@ -180,9 +181,9 @@ def measured(column: Column, against: Sequence[str]) -> Measurement:
 def merge(
     groups: Sequence[tuple[Sequence[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """Return one quantity's measurement of all ``count`` samples, merged from groups: sample
-    indices and measurement. ``left_out`` has the reason, by index, for each sample that was not
-    scored.
+    """Return one quantity's measurement of all ``count`` samples, merged from those of ``groups``,
+    each with the indices of its samples. ``left_out`` holds, by index, the reason why a sample was
+    not scored.
 
     Raises:
         ValueError: the measurements are of different quantities.
@@ -205,7 +206,7 @@ def merge(
         if any(getattr(found, name, ()) for _, found in groups):
             merged[name] = column(name, [blank] * count)
     products = sum(found.products for _, found in groups)
-    # A group in which the score failed has no unit.
+    # Name, unit and direction are those of a group in which the score did not fail.
     model = next((found for _, found in groups if found.unit), groups[0][1])
     return replace(model, products=products, **merged)
 
@@ -226,7 +227,7 @@ def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Return the half error bar max(√(v + e) − √v, √v − √(v − e)) of √v, for that of v, e."""
+    """Return half the error bar of √v, max(√(v + e) − √v, √v − √(v − e)), with e half that of v."""
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -234,9 +235,9 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean (S,) of n ≥ 2 draws, squared lengths of random vectors, and half its 99 %
-    error bar (S,). As few draws mostly underestimate their skewed distribution's variance, its
-    one-sided 95 % upper limit is used, with the error bar of a χ² variable; see ``sampling_error``.
+    """Return the mean (S,) of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar
+    (S,). The bar is that of a χ² variable; see ``sampling_error``. Its variance is the one-sided
+    95 % upper limit, as few draws of a skewed distribution mostly underestimate the variance.
     """
     count = len(draws)
     mean = draws.mean(0)
@@ -270,7 +271,7 @@ class Numbers(NamedTuple):
 
 
 def nothing_hidden(problem: SampleProblem) -> Numbers:
-    """Return the error that a perturbation δ = 0 causes for each sample: exactly zero."""
+    """Return the reconstruction error of each sample if no perturbation hides it: exactly zero."""
     zeros = torch.zeros(len(problem), dtype=torch.float64)
     return Numbers(zeros, [UNDEFENDED] * len(problem), zeros, states_of(zeros, "exact"))
 
@@ -278,9 +279,8 @@ def nothing_hidden(problem: SampleProblem) -> Numbers:
 def damped_norms(
     problem: SampleProblem, solved: DampedSolution, place: int, tolerance: float, max_steps: int
 ) -> Numbers:
-    """Return ‖x‖/√N of the solutions x (N,) for the damping at one place, as an influence of δ.
-
-    A norm that did not converge becomes NaN, and its note tells the least that it is.
+    """Return ‖x‖/√N of each sample's solution x (N,), the influence of δ, for the damping of index
+    ``place``. A norm that did not converge becomes NaN, and its note gives a lower bound.
     """
     root = problem.operator.num_inputs**0.5
     done, norms = solved.converged[:, place], solved.norms[:, place] / root
@@ -297,8 +297,8 @@ def damped_norms(
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
     """Return an estimate for S samples as values, notes, errors and states. A value that did not
-    converge becomes NaN. Its note tells the estimate, named by ``quantity`` if it is not the
-    score's own. Its state is ``lower bound`` if ``bound`` is ``at least``, ``upper bound`` if it is
+    converge becomes NaN, and its note gives the estimate, with the name ``quantity`` unless this is
+    empty. Its state is ``lower bound`` if ``bound`` is ``at least``, ``upper bound`` if that is
     ``at most``, else ``unresolved``.
     """
     subject = f"{quantity} {bound}".strip()

@@ -25,8 +25,7 @@ class BatchLipschitz:
     where x is the whole batch and g the gradient of its mean loss. BatchNorm in train mode
     normalises every draw with that draw's own statistics, as the client does. Each draw costs one
     gradient of the batch. Both values are maxima over draws, hence lower bounds of the constants.
-    The study that proposes the angular constant takes a larger value for safer. Both are computed
-    in float64.
+    A larger value means safer, as for ``Lipschitz``. Both are computed in float64.
 
     Attributes:
         noise_std: the standard deviation of the noise n ~ N(0, noise_std²), in the units of the

@@ -17,9 +17,9 @@ class BayesianBound(SpectralBound):
     """A score: the linearised Bayesian bound √(Σₖ 1/(λₖ/σ² + 1/τ²)/N) of an attacker's RMSE.
 
     The sum is over the N eigenvalues λₖ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
-    gradient, and σ is the standard deviation of the noise on that gradient. It is the expected
-    RMSE of the best attacker, biased or not, to whom every input is N(μ, τ²) before the update is
-    seen, if the gradient were linear in the image. It holds as a mean over images of that prior.
+    gradient, and σ is the standard deviation of the noise on that gradient. If the gradient were
+    linear in the image, it would be the expected RMSE of the best attacker, biased or not, whose
+    prior of every input is N(μ, τ²). It holds as a mean over images of that prior.
     (The bound of van Trees 1968 with JJᵀ averaged over these images holds for the network itself,
     and is at most the mean of this one.) It does not hold for a single image. Real images have a
     better prior than independent pixels: an attacker with a prior of smooth images may have a
@@ -46,6 +46,6 @@ class BayesianBound(SpectralBound):
         return posterior_variance(eigenvalues, noise_std**2, self.prior_std**2)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``bayesian_bound_rmse``."""
+        """Return the column ``bayesian_bound_rmse``, in model input units."""
         name = "bayesian_bound_rmse"
         return [self.bound(name, problem, draws, exact="exact", full_rank=False)]

@@ -38,7 +38,8 @@ def compute_scores(
             is no limit.
         samples: the indices of the samples to score, in ascending order; the others get no number.
             ``None`` is all.
-        warnings: reasons why the scored function may not be the one that trains, for all notes.
+        warnings: reasons why the scored function may differ from the trained one; they are added
+            to the note of every sample.
     """
     count = len(exposure.private)
     chosen = tuple(range(count)) if samples is None else tuple(samples)

@@ -30,10 +30,10 @@ class CramerRaoBound(SpectralBound):
     """
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """Return σ²/λ."""
+        """Return σ²/λ (S, k) for eigenvalues λ (S, k) of JJᵀ and noise deviations σ (S, 1)."""
         return noise_std**2 / eigenvalues
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``cramer_rao_bound_rmse``."""
+        """Return the column ``cramer_rao_bound_rmse``, in model input units."""
         name = "cramer_rao_bound_rmse"
         return [self.bound(name, problem, draws, exact="lower bound", full_rank=True)]

@@ -19,7 +19,7 @@ from flwr_leakage.spectral import Lanczos
 from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
 ROUNDING = 1e-15
-"""λ/λmax below which an eigenvalue of a float64 Gram product is rounding."""
+"""Ratio λ/λmax below which an eigenvalue λ of JJᵀ, computed in float64, is mere rounding."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class EigenvalueMean:
 
 
 def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int) -> bool:
-    """Return whether the dense Jacobian of a sample of N inputs may be formed, by N ≤
-    ``max_dense_inputs`` and by memory for N rows of P parameters.
+    """Return whether the dense Jacobian of a sample may be formed: its N inputs are at most
+    ``max_dense_inputs``, and N rows of P parameters fit into ``memory_bytes``.
     """
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
@@ -58,7 +58,9 @@ class DenseScore(SampleScore):
     max_dense_inputs: int
 
     def is_dense(self, operator: LinearOperator) -> bool:
-        """Return whether the Jacobian of each sample, given by its products, is to be formed."""
+        """Return whether the Jacobians of the samples, which ``operator`` multiplies with vectors,
+        are to be formed as dense matrices.
+        """
         size = (operator.num_inputs, operator.num_outputs)
         return fits(*size, self.max_dense_inputs, self.memory_bytes)
 
@@ -104,7 +106,7 @@ def eigenvalue_mean(
         return EigenvalueMean(values, errors, True, rank, eigenvalues[:, 0])
     values, largest = _quadrature(problem, function, draws, num_probes, max_steps)
     unknown = torch.full((len(problem),), -1)
-    # Few probes need Student's t.
+    # The variance comes from few probes, so that the quantile is that of Student's t.
     quantile = float(stdtrit(num_probes - 1, 0.995))
     width = quantile * values.std(0) / num_probes**0.5
     return EigenvalueMean(values.mean(0), width, False, unknown, largest)

@@ -34,7 +34,9 @@ class ExtremesScore(SampleScore):
         return self.extremes().extra_bytes(num_inputs, num_parameters)
 
     def extremes(self) -> LAVP:
-        """Return the score that measures λmax, and after it λmin if ``smallest`` is set."""
+        """Return the score that measures the largest eigenvalue λmax of JJᵀ and, if ``smallest`` is
+        set, after it the smallest one λmin.
+        """
         return LAVP(
             ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
             self.tolerance,

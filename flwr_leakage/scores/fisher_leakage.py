@@ -58,7 +58,9 @@ class FisherLeakage(SampleScore):
             raise ValueError(f"num_probes must be at least 2, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return three quantities."""
+        """Return the columns ``fisher_leakage``, ``fisher_leakage_bound_rmse`` and
+        ``fisher_information_loss``.
+        """
         level, silent = noise_level(problem, self.noise_std)
         found = problem.largest(self.tolerance, self.max_steps).estimate
         squares = []

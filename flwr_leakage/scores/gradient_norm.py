@@ -17,7 +17,7 @@ class GradientNorm(SampleScore):
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``gradient_norm``."""
+        """Return the column ``gradient_norm``: the norm of each sample's gradient."""
         norms = row_norms(problem.gradients).double()
         errors = norms * problem.rounding
         return [Column("gradient_norm", norms, "1", "larger leaks more", (), errors, "exact")]

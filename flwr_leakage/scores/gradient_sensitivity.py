@@ -20,8 +20,8 @@ def sensitivity_along(
     directions: Float[Tensor, "S N"],
     slices: Mapping[str, Sequence[slice]],
 ) -> dict[str, Float[Tensor, " S"]]:
-    """Return ‖J_lᵀd‖/‖d‖ (S,) for each layer l by name: how far its gradient moves if the input
-    moves along d.
+    """Return ‖J_lᵀd‖/‖d‖ (S,) for each layer l, by its name: the length by which the layer's
+    gradient moves for a unit step of the input along d.
 
     J_l is the Jacobian of layer l's gradient by the input. If d is the change of the input that an
     attribute makes, such as the mean of images with it less that of images without it, the result
@@ -60,7 +60,9 @@ class GradientSensitivity(SampleScore):
             raise ValueError(f"num_draws must be at least 2, got {self.num_draws}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return a column for all layers together, and one for each layer."""
+        """Return the column ``gradient_sensitivity`` of all layers together, and a column
+        ``gradient_sensitivity/LAYER`` for each layer.
+        """
         layers = layer_slices(problem.samples.params)
         slices = {"": [slice(None)], **{f"/{layer}": parts for layer, parts in layers.items()}}
         found = []

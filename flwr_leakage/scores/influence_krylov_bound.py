@@ -18,7 +18,8 @@ from flwr_leakage.spectral import least_squares_growth
 
 NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
 ROUNDING_FACTOR = 32
-"""Rounding moves ‖x_k‖ by this many times as much as J, relative to each; see the results."""
+"""Ratio of the relative rounding error of ‖x_k‖ to that of products with J, at most; it is measured
+(see ``simulations/benchmarks/results``)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class InfluenceKrylovBound(SampleScore):
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:
-            # A stand-in takes the place of a bad δ, as samples share their decompositions.
+            # All samples are decomposed together, so that zeros replace a δ that is not finite.
             deltas = torch.where(known[:, None], problem.deltas, 0.0)
         else:
             deltas = normal_rows(problem.deltas.shape, draws).to(problem.deltas)
@@ -66,7 +67,7 @@ class InfluenceKrylovBound(SampleScore):
         bound = torch.where(known & (largest > 0), length, torch.nan)
         reasons = first_notes(notes_where(~known, NOT_FINITE), notes_where(largest == 0, FLAT))
         name, unit = "influence_krylov_bound_rmse", "model input"
-        # A few steps see the large singular values only, which rounding moves least.
+        # A few steps depend on large singular values only, which rounding changes least.
         errors = ROUNDING_FACTOR * problem.rounding * bound
         if hidden:
             return [Column(name, bound, unit, "larger is safer", reasons, errors, "lower bound")]

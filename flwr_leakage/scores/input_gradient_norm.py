@@ -37,7 +37,7 @@ class InputGradientNorm:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the measurement ``input_gradient_norm``."""
+        """Return the measurement ``input_gradient_norm``: ‖∂L/∂x‖ of each sample x."""
         samples = client.samples(self.point)
         windows = torch.arange(len(samples)).split(self.batch_size)
         norms = torch.cat([input_gradients(samples[window]).norm(dim=1) for window in windows])
@@ -61,7 +61,7 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
         return gradient_map.loss(logits[None], target[None])
 
     logits, pullback = vjp(logits_of, samples.batch.inputs)[:2]
-    # The loss of one sample is differentiated alone, as nobody says that it is a mean.
+    # Each sample's loss is differentiated alone, as the loss need not be a mean over samples.
     errors = vmap(grad(loss_of))(logits, samples.batch.targets)
     return pullback(errors)[0].flatten(1).detach()
 

@@ -26,7 +26,7 @@ from flwr_leakage.spectral import dense_spectrum, solve_damped, spectral_sum
 from flwr_leakage.spectral.dense import dense_bytes
 
 QUADRATURE_TOLERANCE = 0.02
-"""Relative error of a probe's quadrature, well below the sampling error."""
+"""Relative error at which the quadrature of a random probe stops, far below the sampling error."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class InversionInfluence(SampleScore):
         return dense_bytes(num_inputs, num_parameters, dtype)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return two columns for each damping, and as a third, if asked for, the expected
-        influence.
+        """Return for each damping the columns ``inversion_influence_…`` and
+        ``inversion_influence_rmse_…``, and ``expected_influence_rmse_…`` if that is asked for.
         """
         undefended = bool(problem.undefended.all())
         wanted = self.expected == "always" or (self.expected == "undefended" and undefended)

@@ -89,7 +89,7 @@ class JointInfluence:
             return _Joint(solution, None, "lower bound", error, note)
         dampings = (self.relative_damping,)
         solved = solve_damped(operator, delta, dampings, self.tolerance, self.max_steps)
-        # The damped solution is shorter than the undamped one, and an early one shorter still.
+        # A damped solution is shorter than the undamped one, and an early iterate shorter still.
         note = f"about this or more: damped by {self.relative_damping:g} λmax"
         if not bool(solved.converged[0, 0]):
             note += f", and stopped after {self.max_steps} steps"
@@ -105,8 +105,8 @@ class _Joint:
             update's perturbation δ; it is damped if A is too large for a dense solution.
         variances: (n,) diagonal of (AᵀA)⁻¹; ``None`` if A is too large, or has a rank below n.
         state: ``exact`` for a dense solution with A of rank n; else ``lower bound``.
-        error: error of ‖solution‖, relative to ‖solution‖: what rounding may cause, or if the
-            solution is damped, the solver's tolerance.
+        error: relative error of ‖solution‖: that of rounding or, if the solution is damped, the
+            solver's tolerance.
         note: why the solution is a lower bound; empty if it is exact.
     """
 
@@ -143,8 +143,9 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return a measurement: the root mean of ``squares`` over the inputs of each scored sample,
-    with the relative error of ``joint``. A sample that no training step uses gets no number.
+    """Return the measurement ``name``: for each scored sample the root of the mean of ``squares``
+    over its inputs, with the relative error of ``joint``. A sample that no training step uses gets
+    no number.
     """
     exposure = client.exposure
     count = len(exposure.whole.private)

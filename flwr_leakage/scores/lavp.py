@@ -72,7 +72,7 @@ class LAVP(SampleScore):
         )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return a column for each of the chosen ``quantities``."""
+        """Return a column for each of ``quantities``, such as ``lambda_max``, in their order."""
         known: dict[str, Numbers] = {}
         return [
             self._find(name, problem, known).column(name, "1", "larger is safer")
@@ -106,12 +106,12 @@ class LAVP(SampleScore):
             "unresolved" if note else state for note, state in zip(notes, found.states, strict=True)
         ]
         values = torch.where(directed, found.values, torch.nan)
-        # The projection may remove nearly all of J, and leaves its rounding.
+        # If the projection I − ĝĝᵀ removes nearly all of J, the rounding of J remains.
         slips = 2 * problem.rounding * operator.removed.double() * values.sqrt()
         return Numbers(values, first_notes(notes, found.notes), found.errors + slips, states)
 
     def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Numbers:
-        # The problem's own seed, so that one minimum does not depend on whether another is asked.
+        # The start comes from the problem's seed, so that no minimum depends on other ones.
         estimate = choose_smallest_eigenvalue(
             operator,
             problem.generators(problem.seed),
@@ -132,7 +132,9 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
-    """Return the Jacobian of each gradient's direction g/‖g‖, and a note for each zero gradient."""
+    """Return the Jacobian of each gradient's direction g/‖g‖, and a list of notes, empty but for
+    zero gradients.
+    """
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)

@@ -54,7 +54,9 @@ class LayerShares(SampleScore):
             raise ValueError(f"num_probes must be at least 1, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``layer_share/…`` and ``layer_top_share/…`` for each layer."""
+        """Return for each layer the columns ``layer_share/…``, its share of ‖J‖_F², and
+        ``layer_top_share/…``, its share of λmax.
+        """
         slices = layer_slices(problem.samples.params)
         probes = []
         for _ in range(self.num_probes):
@@ -63,13 +65,13 @@ class LayerShares(SampleScore):
         drawn = torch.stack(probes)
         totals = drawn.sum(1)
         shares = drawn.sum(0) / totals.sum(0)
-        # To first order, a ratio of means errs as the mean of these residuals.
+        # To first order, the error of a ratio of means is the mean of these residuals.
         residuals = (drawn - shares * totals[:, None]) / totals.mean(0)
         bars = mean_with_error(residuals.flatten(1))[1].view_as(shares) + 4 * problem.rounding
         top = problem.largest(self.tolerance, self.max_steps)
         along = _squares(problem.operator.matvec(top.vectors), slices)
         part = along / along.sum(0)
-        # A unit vector that is off by an angle φ has squared entries that are off by 2φ√ + φ².
+        # If a unit vector is off by an angle φ, a squared part p of it is off by 2φ√p + φ².
         slips = top.angle * (2 * part.sqrt() + top.angle) + 4 * problem.rounding
         flat = notes_where(along.sum(0) == 0, "J = 0: no layer tells about the input")
         return [

@@ -14,7 +14,7 @@ from flwr_leakage.scores.base import Column, SampleScore, notes_where
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
-"""Inputs (S, N) ↦ gradients (S, P); all that a black-box score is given."""
+"""A function from inputs (S, N) to gradients (S, P): all that a black-box score may call."""
 
 
 def one_minus_cosine(
@@ -71,9 +71,9 @@ class Lipschitz(SampleScore):
     """A score: the Lipschitz constant L̃ and the angular one L̃cos of a sample's gradient.
 
     Both are estimated from random perturbations of the input, see ``lipschitz_constants``. The
-    score needs gradients only, so it also works for models without second derivatives. A smaller
-    constant means a flatter gradient map, on which the attacker's loss falls faster: larger is
-    safer. Both are computed in float64, as the cosines differ from 1 by about noise_std² only.
+    score needs gradients only, so it also works for models without second derivatives. A larger
+    constant is taken for safer, as the attacker's loss falls faster where the gradient changes less
+    with the input. Both are computed in float64, as cosines differ from 1 by about noise_std² only.
 
     Attributes:
         noise_std: the standard deviation of the perturbation, in the units of the inputs.
@@ -93,7 +93,7 @@ class Lipschitz(SampleScore):
         size = row_norms(problem.inputs).double()
         step = self.noise_std * problem.inputs.shape[1] ** 0.5
         slips = 2 * problem.rounding * row_norms(problem.gradients).double() / step
-        # A difference of unit vectors, whose square counts, is off by twice the rounding.
+        # 1 − cos is half the squared difference of unit vectors, which errs by twice the rounding.
         turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
         unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)
         bars = angular * unsure

@@ -9,7 +9,7 @@ from flwr_leakage.normalization import BatchNormMode, with_stateless_batch_norm
 from flwr_leakage.records import Batch
 
 SAME = 1e-4
-"""Relative difference of logits up to which they are taken for the same."""
+"""Relative difference up to which the logits of two forward passes are taken for the same."""
 _MOST_SAMPLES = 8
 
 

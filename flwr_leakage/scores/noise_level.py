@@ -13,9 +13,11 @@ from flwr_leakage.scores.base import first_notes, notes_where
 NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
 SEVERAL = "no bound: over several local steps a sample's part in the update is of first order only"
 _DEVIATIONS = 6.0
-"""Standard errors by which δ may differ from Gaussian noise in a test."""
+"""Number of standard errors by which the kurtosis of a perturbation δ, or its correlation with
+gradients, may differ from that of independent Gaussian noise."""
 _CHANCE = 1e-9
-"""Chance below which a mean square is not taken for one of Gaussian noise; that of six errors."""
+"""If Gaussian noise has the mean square of a perturbation δ, or a more extreme one, with less than
+this probability, δ is not taken for it. A deviation by six standard errors is about as rare."""
 
 
 def check_noise_std(noise_std: float | None) -> None:
@@ -27,15 +29,15 @@ def check_noise_std(noise_std: float | None) -> None:
 def noise_level(
     problem: SampleProblem, noise_std: float | None
 ) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Return the standard deviation σᵢ (S,) of the noise on each sample's gradient, NaN where it
-    bounds no attacker's error, and the reason for this by sample.
+    """Return the standard deviation σᵢ (S,) of the noise on each sample's gradient, NaN where the
+    noise bounds no attacker's error; and for each sample the reason for NaN, or an empty text.
 
     An attacker who knows all samples but i sees its gradient plus noise of standard deviation σᵢ =
-    σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ that of its noise; who knows less
-    does no better. There is no bound after several steps, where the samples' own gradients and
-    weights hold to first order only. ``noise_std`` is σ; with ``None`` it is the root mean square
-    of the defense's perturbation, if this looks like independent Gaussian noise of one size.
-    Pruning, clipping, Laplacian noise and encodings do not.
+    σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ the standard deviation of the
+    noise on that. An attacker who knows less does no better. There is no bound after several steps,
+    where samples have own gradients and weights to first order only. ``noise_std`` is σ; with
+    ``None`` it is the root mean square of the defense's perturbation, if this looks like
+    independent Gaussian noise of one size. Pruning, clipping, Laplacian noise and encodings do not.
     """
     if not problem.single_step:
         return torch.full((len(problem),), torch.nan, dtype=torch.float64), [SEVERAL] * len(problem)
@@ -61,9 +63,9 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 
 def _not_gaussian(problem: SampleProblem) -> str:
-    """Return why the defense's perturbation is not independent Gaussian noise of one size, by its
-    kurtosis, its mean square in each tensor, and its correlation with samples' gradients; empty if
-    it may be.
+    """Return why the defense's perturbation is not independent Gaussian noise of one size; an empty
+    text if it may be. Tested are its kurtosis, its mean square in each tensor, and its correlation
+    with samples' gradients.
     """
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()

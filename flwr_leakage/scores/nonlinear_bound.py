@@ -46,7 +46,7 @@ class NonlinearBound(SampleScore):
             )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``nonlinear_influence_bound``."""
+        """Return the column ``nonlinear_influence_bound``, in model input units."""
         top = problem.largest(self.tolerance, self.max_steps).estimate
         norm = top.value.clamp_min(0).sqrt()
         mu_gradient, mu_jacobian = curvature(

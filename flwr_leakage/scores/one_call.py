@@ -150,7 +150,9 @@ def score(
 
 
 def _by_name(entries: Iterable[Score | str]) -> list[Score]:
-    """Return a list of scores, each name replaced by the scores in its file of ``conf/score``."""
+    """Return a list of scores in which each name, such as ``lavp``, is replaced by the scores that
+    the file of that name in ``conf/score`` configures.
+    """
     named = (
         load_part("score", entry).values() if isinstance(entry, str) else [entry]
         for entry in entries

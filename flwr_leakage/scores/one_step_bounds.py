@@ -72,7 +72,7 @@ class OneStepBounds(ExtremesScore):
     def _at_start(
         self, problem: SampleProblem, draws: Draws
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return ‖∇ℓ‖² and ℓ, each (S,), of the attack's loss ℓ at its random start."""
+        """Return ‖∇ℓ‖² and ℓ, each (S,), of an L2 attack's loss ℓ at its random start."""
         signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
         moved = problem.differentiable.with_inputs(problem.inputs + self.start * signs)
         operator = moved.jacobian(problem.meter)

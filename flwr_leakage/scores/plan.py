@@ -38,7 +38,7 @@ def rank_samples(
         return order.tolist(), []
     name = "gradient_norm" if how == "largest_gradient" else "input_gradient_norm"
     score = GradientNorm() if how == "largest_gradient" else InputGradientNorm()
-    # A score that fails gives a reason in place of numbers; the samples then keep their order.
+    # If the ranking score fails, it gives no numbers, and the samples keep their order.
     found = score_client({name: score}, client, seed)[name].measurements[0]
     return sorted(range(count), key=lambda place: -(found.values[place] or 0.0)), [found]
 
@@ -50,8 +50,7 @@ class ScorePlan:
     Attributes:
         every: the number of rounds from one scoring to the next, ≥ 1; the first round is scored.
         relative_cost: the limit on the cost of scores over all rounds of a client, as a share of
-            the cost of its training, > 0. With ``None`` there is no limit, and all samples are
-            scored.
+            the cost of its training, > 0. With ``None`` this limit is off.
         min_samples: the number of samples that are scored in each scored round at any cost, ≥ 0.
         which: the rule that chooses the samples to score first, see ``rank_samples``.
         product_price: ``None`` to measure costs in CPU seconds, which depend on the machine; or the

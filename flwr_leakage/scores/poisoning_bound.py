@@ -90,7 +90,9 @@ class _Poisoning(SampleScore):
     rate: float
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``poisoning_amplification`` and ``poisoning_bound``."""
+        """Return the columns ``poisoning_amplification``, exact to first order in the change of a
+        sample, and ``poisoning_bound``, an upper bound.
+        """
         settings = self.settings
         found = problem.largest(settings.tolerance, settings.max_steps)
         top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")
@@ -115,8 +117,8 @@ class _Poisoning(SampleScore):
         ]
 
     def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
-        """Return the gradient E∇L(θ′) (S, P) of the mean loss on ``others`` at θ′ = θ − η g_i,
-        after one step on sample i alone with its gradient g_i, as row i.
+        """Return for each sample i, as row i of (S, P), the gradient of the mean loss on ``others``
+        at θ′ = θ − η g_i: after one step on sample i alone, whose gradient is g_i.
         """
         samples, dtype = problem.samples, problem.gradients.dtype
         _, batch = converted({}, self.others, dtype)

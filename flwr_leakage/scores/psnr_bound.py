@@ -17,11 +17,11 @@ from flwr_leakage.scores.reconstruction_robustness import check_clipping, sample
 class PSNRBound(SampleScore):
     """A score: the error (σᵢ/Cᵢ)‖x‖/√T of an attacker who chooses the model, as RMSE and as PSNR.
 
-    Such an attacker makes the gradient of sample i the image x itself, scaled to norm Cᵢ (Riess et
-    al. 2024). The noise of standard deviation σᵢ on the gradient is then noise of (σᵢ/Cᵢ)‖x‖ on a
-    pixel, and less after T releases. Whatever the model, no attacker without a prior of images has
-    a smaller error. An attacker with a prior has a smaller one if the PSNR is low. The quantities
-    are:
+    Such an attacker chooses a model for which the gradient of sample i is the image x itself,
+    scaled to norm Cᵢ (Riess et al. 2024). Noise of standard deviation σᵢ on the gradient is then
+    noise of (σᵢ/Cᵢ)‖x‖ on each pixel, and √T times less in the mean of T releases. With any model,
+    no attacker without a prior of images has a smaller error. An attacker with a prior has a
+    smaller one if the PSNR is low. The quantities are:
 
     - ``psnr_bound_rmse``: the RMSE in model input units, larger is safer;
     - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is ``data_range``, or
@@ -51,7 +51,7 @@ class PSNRBound(SampleScore):
             raise ValueError(f"data_range must be None or positive, got {self.data_range}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``psnr_bound_rmse`` and ``psnr_bound``."""
+        """Return the columns ``psnr_bound_rmse`` in model input units and ``psnr_bound`` in dB."""
         level, silent = noise_level(problem, self.noise_std)
         norms = sample_norms(problem, self.clipping_norm)
         length = row_norms(problem.inputs).double()

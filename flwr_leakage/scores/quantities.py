@@ -11,9 +11,9 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 
 
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the quantities that scores measure, found by computing each score for one
-    sample of a linear model with 4 inputs; and the names of the scores that cannot be computed on
-    it.
+    """Return the names of the quantities that scores measure, and the names of the scores for which
+    this is unknown. Each score is computed for one sample of a linear model with 4 inputs; it is
+    unknown for scores that fail on this.
     """
     draws = torch.Generator().manual_seed(0)
     # The client's next random draws must not depend on this call.

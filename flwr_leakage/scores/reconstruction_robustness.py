@@ -52,7 +52,9 @@ class ReconstructionRobustness(SampleScore):
         check_clipping(self.clipping_norm, self.num_rounds)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the column ``reconstruction_robustness``, a probability."""
+        """Return the column ``reconstruction_robustness``: the largest probability of any attacker
+        to identify the sample.
+        """
         level, notes = noise_level(problem, self.noise_std)
         mu = math.sqrt(self.num_rounds) * sample_norms(problem, self.clipping_norm) / level
         chances = torch.tensor(
@@ -71,6 +73,6 @@ def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
 
 
 def sample_norms(problem: SampleProblem, clipping_norm: float | None) -> torch.Tensor:
-    """Return Cᵢ (S,): the clipping norm, or if it is ``None`` the norm of each gradient."""
+    """Return for each sample (S,) the clipping norm or, if it is ``None``, its gradient's norm."""
     own = row_norms(problem.gradients).double()
     return own if clipping_norm is None else torch.full_like(own, clipping_norm)

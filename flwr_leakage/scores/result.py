@@ -76,7 +76,7 @@ class ScoreResult:
 
     @property
     def products(self) -> int:
-        """Return how many Jacobian products of one sample all measurements took."""
+        """Return the number of Jacobian products, of one sample each, of all measurements."""
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:

@@ -14,17 +14,18 @@ from flwr_leakage.scores.compute import ScoreResult, score_client, warned
 from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
 RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
-"""The cost of ranking one sample, in training gradients, at least as high as measured."""
+"""The cost of ranking one sample by each rule of ``rank_samples``, in training gradients of one
+sample. No measured cost was higher."""
 
 SETUP_PRICE = 3.0
 """The cost of setting up the Jacobian of one sample, in Jacobian products."""
 
 PATIENCE = 2.0
-"""A round is scored once the account covers so many times the ranking and one sample: prices vary,
-and samples are cheaper together."""
+"""A round is scored once the account covers this many times the cost of ranking and of one sample:
+costs vary, and samples are cheaper together."""
 
 MARGIN = 1.3
-"""A group is scored if the account covers so many times its foreseen cost."""
+"""A group of samples is scored if the account covers this many times its foreseen cost."""
 
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
@@ -40,9 +41,10 @@ class Account:
     sample.
 
     Attributes:
-        balance: the budget that is left; negative while a cost in advance is not yet earned back.
-        ranking: the cost of ranking the samples when this was last done.
-        sample: the cost of scoring one sample when this was last done; 0 before the first time.
+        balance: the budget that is left; negative as long as training has not yet earned back a
+            cost that was spent in advance.
+        ranking: the latest cost of ranking the samples.
+        sample: the latest cost of scoring one sample; 0 before the first time.
     """
 
     balance: float = 0.0
@@ -119,7 +121,7 @@ def score_round(
         purse.pay_scores(client.meter.products - products, len(group))
         done += len(group)
     if done == len(chosen):
-        # all samples are scored, so that nothing has to be saved
+        # All chosen samples are scored, so that no later round needs what is left.
         purse.balance = min(purse.balance, 0.0)
     left_out = dict.fromkeys(order, NOT_CHOSEN)
     spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
@@ -150,7 +152,7 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return how much the budget lacks for one more scored round, at the latest costs."""
+        """Return the amount that the budget lacks to score one more round, at the latest costs."""
         if self.plan.relative_cost is None:
             return 0.0
         return PATIENCE * (self.ranking + self.price) - self.balance

@@ -25,7 +25,9 @@ class SingularInfluence(ExtremesScore):
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``first_singular_influence`` and ``last_singular_influence``."""
+        """Return the columns ``first_singular_influence``, 1/√λ for the largest eigenvalue λ of
+        JJᵀ, and ``last_singular_influence``, that for the smallest.
+        """
         columns = []
         for name, source in zip(
             ("first_singular_influence", "last_singular_influence"),
@@ -36,7 +38,7 @@ class SingularInfluence(ExtremesScore):
             unit = "model input per unit of gradient"
             values = source.values**-0.5
             errors = None if source.errors is None else values * source.errors / source.values / 2
-            # The power turns bounds around.
+            # 1/√λ falls with λ, so that an upper bound of λ gives a lower bound of it.
             states = [_TURNED.get(state, state) for state in source.own_states]
             columns.append(Column(name, values, unit, "larger is safer", notes, errors, states))
         return columns

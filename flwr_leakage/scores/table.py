@@ -40,8 +40,8 @@ class Column:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The table's cells as text, in which a number in brackets points to a remark: the lines of the
-    head, the rows, the remarks in order, and the number of hidden rows.
+    """The table as text: the lines of its head, its rows, the remarks in order, and the number of
+    hidden rows. A number in brackets in a cell is that of a remark.
     """
 
     head: list[list[str]]
@@ -107,8 +107,8 @@ def _grid(columns: Sequence[Column], most_rows: int) -> _Grid:
 def _cell(
     value: float | None, error: float | None, state: State | None, note: str, remarks: list[str]
 ) -> str:
-    """Return a cell's text: the value with its error bar, a mark of its state and its remark's
-    number; or a dash. A new remark is added to ``remarks``.
+    """Return a cell's text: the value with its error bar and a mark for its state, or a dash if
+    there is no value; then the number of its remark. A new remark is added to ``remarks``.
     """
     if note and note not in remarks:
         remarks.append(note)

@@ -50,7 +50,7 @@ class UndampedInfluence(DenseScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``undamped_influence_rmse``."""
+        """Return the column ``undamped_influence_rmse``, in model input units."""
         found = self._influence(problem)
         return [found.column("undamped_influence_rmse", "model input", "larger is safer")]
 

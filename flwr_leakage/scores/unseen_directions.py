@@ -39,7 +39,7 @@ class UnseenDirections(SampleScore):
         return 2 * 8 * rows * num_inputs
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``unseen_directions``."""
+        """Return the column ``unseen_directions``: the number of such directions of each sample."""
         found = numerical_rank(problem.operator, draws, self.tolerance, self.max_products)
         unseen = (problem.operator.num_inputs - found.rank).double()
         notes = [

@@ -19,7 +19,7 @@ Config = dict[str, Any]
 
 
 class ConfigError(ValueError):
-    """Error of a config that cannot be run; its message names the wrong key."""
+    """The error for a config that cannot be run; its message names the wrong key."""
 
 
 def compose(overrides: list[str], run_dir: str) -> Config:
@@ -85,5 +85,5 @@ def _scores() -> list[str]:
     return found
 
 
-# ``score=all`` is made of it, so that a new score needs no list.
+# ``score=all`` is made of this option, so that a new score need not be added to a list.
 ConfigStore.instance().store(group="score", name="every", node={"defaults": _scores()})

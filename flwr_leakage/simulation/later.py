@@ -16,13 +16,14 @@ from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
 
 FORMER = ("device", "lab", "paper", "size", "sizes")
-"""Keys at the top of earlier runs' configs, which no audit ever read."""
+"""Keys at the top of configs of earlier versions. No audit ever read them, and they are dropped."""
 
 NEWER = {
     "attack_cpus": 1.0, "attack_gpus": 0.0, "attack_retries": 3, "kept_policy": "oldest",
     "what_if_max_seconds": None,
 }  # fmt: skip
-"""Keys of ``server`` that earlier runs' configs lack, with their values."""
+"""Keys of the section ``server`` that configs of earlier versions lack, with the values that they
+get."""
 
 _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
@@ -99,7 +100,7 @@ def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = 
     if not config["attack"]:
         raise ConfigError("attack must not be none, as kept updates are to be attacked.")
     given = config["server"].get("attack_max_seconds")
-    # One process here: those of ``attack_kept`` are started around it.
+    # The experiment attacks in one process; ``attack_kept`` starts the others itself.
     config["server"] = {
         **NEWER,
         **config["server"],

@@ -47,11 +47,11 @@ def run_by_hydra(cfg: DictConfig) -> Any:
 
 
 class NoUpdateError(RuntimeError):
-    """Error of a run in which no client returned a usable update."""
+    """The error for a run in which no client returned a usable update."""
 
 
 class IncompleteRunError(RuntimeError):
-    """Error of a run whose records or report could not be written in full."""
+    """The error for a run whose records or report could not be written in full."""
 
 
 def launch(config: Config) -> None:

@@ -29,7 +29,8 @@ WORDS: Mapping[str, str] = {
     "noise_multiplier": "be ≥ 0",
     "clipping_norm": "be positive",
 }
-"""The range of strategies' settings, by name, as a key of ``flwr_leakage.values.RANGES``."""
+"""By name of a strategy's setting, the range in which it must lie, a key of
+``flwr_leakage.values.RANGES``."""
 
 
 SPOKEN: Mapping[str, tuple[str, ...]] = {
@@ -38,7 +39,8 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
     "weighted_by_key": ("num-examples", "train-loss"),
     "train_loss_key": ("train-loss",),
 }
-"""For settings that name an entry of a message: the names that a simulation's clients know."""
+"""By setting of a strategy that names an entry of a message, the names that clients of a simulation
+use."""
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:

@@ -51,7 +51,7 @@ def describe(config: Config, experiment: Experiment) -> None:
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
         "defenses_in_words": {name: d.in_words() for name, d in experiment.what_ifs.items()},
-        "input_std": list(experiment.spec.std),  # pixels per model input, for the report
+        "input_std": list(experiment.spec.std),  # in pixel units per unit of a model input
         **config["choices"],
     }
     write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)

@@ -10,10 +10,10 @@ from flwr_leakage.scores.score_round import SETUP_PRICE
 from flwr_leakage.simulation.experiment import Experiment
 
 LINE = 260
-"""The bytes of a line in ``records.jsonl``, as seen in runs."""
+"""The typical number of bytes of a line in ``records.jsonl``, as seen in runs."""
 
 REPORT = 200_000
-"""The bytes of a report without its images and records."""
+"""The number of bytes of a report without its images and records."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Work:
 
 
 def count_work(experiment: Experiment, products: int) -> Work:
-    """Return the work of a run.
+    """Return the work of a run, such as its numbers of steps, scored samples and attacks.
 
     ``products`` is the number of products with the Jacobian that the scores of one sample take. It
     determines how many samples the plan allows to score.

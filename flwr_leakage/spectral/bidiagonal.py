@@ -37,7 +37,7 @@ class Bidiagonal(Process):
 
     @property
     def num_steps(self) -> int:
-        """The number of steps taken, which is the number of columns of the bidiagonal matrix B."""
+        """Return the number of steps taken, which is the number of columns of B."""
         return len(self._betas)
 
     def step(self) -> None:
@@ -61,7 +61,7 @@ class Bidiagonal(Process):
 
     @property
     def exhausted(self) -> Tensor:
-        """(S,) whether the Krylov space is exhausted, so that further steps change nothing."""
+        """Return booleans (S,), true where the Krylov space is exhausted: steps change nothing."""
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
@@ -106,8 +106,8 @@ def column_rules(
     Gauss' rule gives the integral of g as m e₁ᵀ g(BᵀB) e₁, with the first unit vector e₁; Radau's
     has a node at 0. If the derivatives of g alternate in sign, they are a lower and an upper bound
     (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R of B
-    = QR, with the further column that B's next column, of diagonal entry ``next_alpha``, would give
-    it, and a zero on its diagonal.
+    = QR with one more column: the one that B's next column, with the diagonal entry ``next_alpha``,
+    would give it, but with a zero on the diagonal.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
@@ -160,7 +160,7 @@ class Bidiagonalization(Process):
 
     @property
     def num_steps(self) -> int:
-        """The number of steps taken, which is the number of columns of the bidiagonal matrix B."""
+        """Return the number of steps taken, which is the number of columns of B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:

@@ -5,9 +5,9 @@ from torch import Tensor
 
 
 def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
-    """Return the lower Cholesky factor (D, D) of ``A + j I``, which overwrites A, and the jitter j:
-    ``jitter`` at first, and then tenfold each time (after 0, 1e-13 of A's largest diagonal entry)
-    until there is a factor.
+    """Return the lower Cholesky factor (D, D) of ``A + j I``, and the jitter j. A is overwritten.
+    j is ``jitter`` at first. Until there is a factor, it is multiplied by ten; 0 is replaced by
+    1e-13 times A's largest diagonal entry.
 
     Raises:
         ArithmeticError: there is no factor even with the largest jitter.
@@ -18,7 +18,7 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
                 [0.0000, 0.7071]]), 1.0)
     """
     added = 0.0
-    # the jitter grows by up to twelve orders of magnitude, more than rounding spans
+    # The jitter grows up to 1e12-fold; rounding never asks for so much.
     for _ in range(13):
         matrix.diagonal().add_(jitter - added)
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -29,8 +29,8 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
 
 
 def gram(rows: Tensor, panel: int = 512) -> Tensor:
-    """Return ``A Aᵀ`` (n, n) for rows A (n, k), of which one half is computed, ``panel`` rows at a
-    time, and the other half copied.
+    """Return ``A Aᵀ`` (n, n) for a matrix A (n, k). As the result is symmetric, only one half of it
+    is computed, ``panel`` rows at a time, and copied to the other.
 
     Example:
         >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))

@@ -91,7 +91,7 @@ def choose_smallest_eigenvalue(
     squared = not dense_fits
     known = torch.zeros(operator.num_blocks, dtype=torch.bool)
     known = known if iterated is None else iterated.converged.cpu()
-    # Blocks that Lanczos resolved need no dense route.
+    # Matrices whose λmin Lanczos resolved need no dense method.
     rest = (~known).nonzero()[:, 0]
     left = operator if len(rest) == len(known) else operator.narrow(rest)
     spectrum = gram_spectrum(left) if squared else dense_spectrum(left)

@@ -25,7 +25,7 @@ def conjugate_gradients(
             r = b − A x and the preconditioner P.
         max_iterations: largest number of iterations, of one product each.
         precondition: the map v ↦ P v ≈ A⁻¹ v, with P symmetric and positive definite.
-        is_over: a function that ends the iteration, after any, if it returns True.
+        is_over: a function that is asked after each iteration, and ends them by returning True.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

@@ -68,8 +68,8 @@ def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
 def orthogonalize(
     vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
 ) -> Float[Tensor, "S N"]:
-    """Return vectors (S, N) without their components along k orthonormal, or zero, vectors for each
-    s. Components are removed twice, because of rounding.
+    """Return S vectors (S, N) without their components along the vectors of ``basis``. These are k
+    for each of the S, orthonormal or zero. Components are removed twice, because of rounding.
     """
     for _ in range(2):
         along = torch.bmm(basis, vectors[:, :, None])

@@ -132,7 +132,7 @@ class ImagePrior:
         centres = [places[each].mean() for each in rings]
 
         def deviations(energy: np.ndarray) -> np.ndarray:
-            # The addend gives a grey image a spectrum, too.
+            # The addend keeps the logarithm finite, as a grey image has no colour differences.
             levels = [math.log(energy[each].mean() + 1e-12) for each in rings]
             return np.exp(np.interp(places, centres, levels) / 2)
 

@@ -51,12 +51,12 @@ class Lanczos(Process):
 
     @property
     def num_steps(self) -> int:
-        """The number of steps taken, which is the order of the tridiagonal matrix T."""
+        """Return the number of steps taken, which is the order of the tridiagonal matrix T."""
         return len(self._alphas)
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """(S,) the next entry β beside the diagonal of T; 0 if the Krylov space is exhausted."""
+        """Return the next entry β (S,) beside T's diagonal; 0 if the Krylov space is exhausted."""
         return self._betas[-1]
 
     def step(self) -> None:
@@ -86,7 +86,7 @@ class Lanczos(Process):
 
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
-        """(S, k) ‖Av‖² of each basis vector v, the diagonal of the tridiagonal matrix T."""
+        """Return ‖Av‖² (S, k) of each basis vector v: the diagonal of the tridiagonal matrix T."""
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
@@ -125,7 +125,7 @@ def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S
     """Return a standard normal start vector (N,) for each of the S matrices of an operator.
 
     Args:
-        operator: the matrices, which tell S and N; equal shapes give equal vectors.
+        operator: the matrices, of which only S and N count.
         generator: the generator for all matrices, or one generator for each.
     """
     draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)

@@ -149,7 +149,7 @@ class _Group(Process):
         rows = torch.arange(len(last), device=last.device)
         histories = (self._tops, self._residuals, self._growths, self._angles)
         top, residual, growth, angle = (torch.stack(each)[last, rows] for each in histories)
-        # After a few steps the growth is unknown, and only the residual bounds the error.
+        # After three steps or fewer the growth is unknown, and the residual alone gives the error.
         error = torch.maximum(residual, torch.where(growth.isfinite(), growth, 0.0))
         error = error + 2 * self.process.operator.rounding.to(error)
         widest = int(last.max()) + 1
@@ -205,12 +205,12 @@ def largest_eigenvalue(
 
 def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
     """Return start vectors (S, N) for the largest eigenvalue of JJᵀ: J g / ‖J g‖, which has a large
-    component along the top eigenvectors, plus a tenth of noise of length 1; the noise alone if J g
-    is zero.
+    component along the top eigenvectors, plus 0.1 times random noise of length 1. If J g is zero, a
+    start is the noise alone.
 
     Args:
-        operator: S matrices Jᵀ, Jacobians of functions by their inputs (N,), where their values are
-            g.
+        operator: S matrices Jᵀ (P, N), each the Jacobian of a function at a point where the
+            function has the value g (P,).
         generator: the generator of the noise, without which a start could miss an eigenvector.
     """
     return _with_noise(operator.value_product, generator)

@@ -84,12 +84,12 @@ def solve_damped(
         process.step()
         steps = process.num_steps
         leaving = process.exhausted.cpu() | torch.tensor(steps >= limit)
-        # The steps of the checks must not depend on the blocks that are left.
+        # Convergence is checked at fixed steps, so that no result depends on the other matrices.
         if steps >= next_check:
             next_check = steps + max(1, steps // 10)
             leaving = leaving | space.solve(process).converged(tolerance).all(1)
         if bool(leaving.any()):
-            # A finished block takes no part in the steps of the others.
+            # A matrix that has its result takes no part in further steps.
             rows, rest = (chosen.nonzero()[:, 0] for chosen in (leaving, ~leaving))
             found.append(space.take(rows).solve(process.narrow(rows)).result(tolerance))
             process, space = process.narrow(rest), space.take(rest)

@@ -13,7 +13,8 @@ SIDE = 4
 """Side of a patch in pixels; patches of smaller images have the image's side."""
 
 STRIDE = 2
-"""Number of pixels between patches. With 1 the images were the same, for four times the work."""
+"""Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four
+times the work."""
 
 BRIGHTNESS = 0.25
 """Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],
@@ -24,15 +25,15 @@ CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 in [0, 1], times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""Variances of the colour of contrasts, in units of :data:`NATURAL_CHROMA`: from grey to colourful.
-"""
+"""Variances of the colour of a patch's contrast, as multiples of :data:`NATURAL_CHROMA`, from grey
+to colourful; each makes kinds of patches of its own."""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
 """Distances in pixels over which correlation falls to 1/e: in both directions for a patch without
 an edge, and across and along an edge."""
 
 ANGLES = 4
-"""Number of directions of edges."""
+"""Number of directions of edges, equally spaced; each makes kinds of patches of its own."""
 
 SMOOTHNESS = 1.5
 """The power p of the correlation exp(−d^p), at the distance d in units of :data:`EXTENTS`; 1 makes
@@ -94,9 +95,10 @@ class PatchPrior:
         return cls(whitening, log_scales, scale, grey, torch.stack(patches))
 
     def at(self, inputs: Tensor) -> "PatchCost":
-        """Return a quadratic cost of images (B, C, H, W), for which each patch keeps its likeliest
-        kind in the normalised ``inputs``. Up to a constant, it is an upper bound of −2 log of the
-        density in which each patch has its likeliest kind, and equal to it at ``inputs``.
+        """Return a quadratic cost of images (B, C, H, W): −2 log of the prior's density, up to a
+        constant, if each patch has that kind (flat, smooth, textured or with an edge) which is
+        likeliest for it in the normalised ``inputs``. It is an upper bound of the cost under each
+        image's own likeliest kinds, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
         # All kinds at once would take 0.6 GB for an image of 224 × 224.
@@ -132,7 +134,8 @@ class PatchCost:
         Q x``.
         """
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        # Products of rows are three times as fast, and the matrices are symmetric.
+        # Rows times matrices are three times as fast as matrices times columns, and the matrices
+        # are symmetric.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 

@@ -17,7 +17,7 @@ SpectralFunction = Callable[[Tensor, Tensor], Tensor]
 """A map from eigenvalues (S, k) and λmax (S, 1) to values (S, k)."""
 
 CONFIDENCE = 0.99
-"""Probability with which the sampling error of a trace lies within its error bar."""
+"""Probability that a trace's error from random sampling lies within its error bar."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _probe(
     while len(blocks):
         process.step()
         steps = process.num_steps
-        # The steps of the checks must not depend on the blocks that are left.
+        # Convergence is checked at fixed steps, so that no result depends on the other matrices.
         due = steps >= next_check or steps >= limit
         if not (due or bool(process.exhausted.any())):
             continue
@@ -160,7 +160,7 @@ def _probe(
             tops += [top] * (steps - len(tops))
             leaving = leaving | (relative <= tolerance)
         if bool(leaving.any()):
-            # A finished block takes no part in the steps of the others.
+            # A matrix that has its result takes no part in further steps.
             results = (blocks, lower, upper, square, relative, top)
             found.append(tuple(each[leaving] for each in results))
             rest = (~leaving).nonzero()[:, 0]

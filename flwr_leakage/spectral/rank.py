@@ -99,8 +99,9 @@ def numerical_rank(
 
 
 def _count(values: Float[Tensor, "S M"], tolerance: float) -> NumericalRank:
-    """Return the numerical rank, as resolved, by S matrices' descending singular values (S, M)
-    above ``tolerance`` times the largest; a matrix of zeros has rank 0.
+    """Return the numerical ranks of S matrices, marked as resolved: the number of singular values
+    above ``tolerance`` times the largest. ``values`` (S, M) are all singular values, descending. A
+    matrix of zeros has rank 0.
     """
     relative = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     seen = relative > tolerance

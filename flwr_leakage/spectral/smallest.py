@@ -61,11 +61,11 @@ def smallest_eigenvalue(
         last = process.num_steps >= min(max_steps, operator.num_inputs)
         leaving = done | torch.tensor(last)
         if bool(leaving.any()):
-            # T = AᵀA determines an eigenvalue to the precision times the largest eigenvalue.
+            # Rounding moves each eigenvalue of T by up to the precision times the largest one.
             conditions = theta[:, -1] / scale
             own = process.operator.rounding.to(scale)
             error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()
-            # A finished block takes no part in the steps of the others.
+            # A matrix that has its result takes no part in further steps.
             weights = vectors[leaving, :, 0].to(operator.dtype)
             pairs = torch.einsum("sk,skn->sn", weights, process.basis[leaving])
             value = lowest[leaving].clamp_min(0)

@@ -13,7 +13,7 @@ from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 _LOG = logging.getLogger(__name__)
 
 LOST = "entries were lost"
-"""Words of the event that tells how many entries were lost."""
+"""Words by which the event is found that tells how many entries were lost."""
 
 
 @dataclass

@@ -26,10 +26,10 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""The number of tokens that are kept of a text."""
+"""The largest number of tokens that are kept of a text."""
 
 MAX_WORD = 60
-"""The number of characters that are kept of a word."""
+"""The largest number of characters that are kept of a word."""
 
 SYNC_SECONDS = 5.0
 """The seconds between two synchronisations with the disk, as in common file systems; each takes

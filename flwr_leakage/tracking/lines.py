@@ -87,14 +87,14 @@ LINES: Mapping[str, type] = {
     "text": TextRecord,
     "run": RunStatus,
 }
-"""The dataclass of each ``type`` of line."""
+"""By the ``type`` of a line of ``records.jsonl``, the dataclass that holds it."""
 
 _Line = TypeVar("_Line", LeakageRecord, RunEvent, ImageRecord, TextRecord, RunStatus)
 _Row = Mapping[str, Any]
 
 
 class NewerVersionError(ValueError):
-    """Error of a run in a format that is newer than this version of the package."""
+    """The error for a run in a format that is newer than this version of the package."""
 
 
 def _to_2(row: _Row) -> _Row:

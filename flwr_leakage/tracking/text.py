@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""The number of characters that are kept of a message."""
+"""The largest number of characters that are kept of a message."""
 
 _ROOM = 50
 """The number of characters reserved for the words that tell how long a text was."""
