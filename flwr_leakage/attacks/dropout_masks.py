@@ -93,9 +93,10 @@ class _Marked(Masked):
     def mask(self, rate: float, gradient: Params, plain: Trace) -> Tensor | None:
         """Return the mask of the marked call of dropout, or ``None`` if the update shows none.
 
-        The marked call is the one whose units this pass numbers. The mask holds 0 and 1 / (1 −
-        ``rate``). ``gradient`` is the observed gradient ∇_θ L of one sample, and ``plain`` the
-        record of the same pass without a marked call.
+        The marked call outputs the numbers 1, 2, … of its units in this pass, by which the layer
+        behind it tells them apart. The mask holds 0 and 1 / (1 − ``rate``). ``gradient`` is the
+        observed gradient ∇_θ L of one sample, and ``plain`` the record of the same pass without a
+        marked call.
         """
         steps = list(zip(self.trace.steps, plain.steps, strict=True))[self.place :]
         layers = [
@@ -128,13 +129,12 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether one call of dropout was active, by the bias of the layer before it.
+        """Return whether the bias of the layer before the marked call agrees with active dropout.
 
-        It is the call whose units this pass numbers. ``routed`` holds the errors ∂L/∂h of the
-        call's inputs h under an active dropout, one for each unit. Dropout was active if their sum
-        over each channel is the gradient of that layer's bias. ``routed`` is ``None`` if the zeros
-        in the gradient prove dropout by themselves; then the result is whether there is any layer
-        before the call.
+        ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
+        each unit. They agree if their sum over each channel is the gradient of that layer's bias.
+        If the zeros in the gradient prove dropout by themselves, ``routed`` is ``None``, and it is
+        enough that there is a layer before the call.
         """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):

@@ -151,7 +151,9 @@ class KeptObservations:
         return (self._round(server_round) / DONE).exists()
 
     def set_done(self, server_round: int) -> bool:
-        """Mark a round as attacked and recorded; return whether the folder still holds it."""
+        """Mark a kept round as attacked and recorded. Return whether that was possible: another
+        process may have removed the round's updates to make room.
+        """
         try:
             write_private(self._round(server_round) / DONE, b"")
         except FileNotFoundError:

@@ -92,7 +92,9 @@ class ReplayResult:
 
     @property
     def replayed(self) -> bool:
-        """Return whether this round's training was repeated, and not only looked at."""
+        """Return whether the client repeated this round's training. Else it only compared start,
+        settings, steps and end with those of an earlier round.
+        """
         return self.kind in ("explained", "masked", "refuted")
 
 

@@ -77,8 +77,9 @@ def name_live(
     """Match received arrays to the tensors of modules.
 
     The result holds, by an array's name, the index of the module, the tensor's name in it, and the
-    tensor. Arrays without names are compared with the tensors' values, by default their present
-    ones.
+    tensor. Arrays that have numbers (0, 1, …) in place of names are matched by comparing their
+    values with those of the tensors, by default their present ones. Arrays without a match are left
+    out.
     """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):

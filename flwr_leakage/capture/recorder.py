@@ -535,7 +535,9 @@ class Recorder:
             self._keeps = False
 
     def training(self) -> CapturedTraining:
-        """Return the captured training."""
+        """Return the training that was captured between opening and closing: its steps, samples,
+        settings, and the parameters before and after.
+        """
         rest = self._rest
         if rest is None:
             self._outside.look(at_end=True)

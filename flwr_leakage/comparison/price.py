@@ -8,7 +8,9 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Return sentences on what each defense changes, by pairs of groups that are else equal."""
+    """Return sentences on how each defense changes leakage, accuracy and found members. They
+    compare the runs under a defense with those without one whose other settings are equal.
+    """
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
     }

@@ -76,7 +76,9 @@ class Chain(Defense):
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
         """Return ε of the first defense of the chain that has a guarantee of differential privacy.
-        It is ``None`` if a defense encodes batches: a sample may then enter several gradients.
+
+        It is ``None`` if no defense has one, or if one encodes batches, so that a sample may enter
+        several gradients.
         """
         if self.encodes_batches:
             return None

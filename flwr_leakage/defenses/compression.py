@@ -38,7 +38,9 @@ class RandomSubset(UpdateDefense):
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update, its entries zero or kept, and divided by ``share`` if unbiased."""
+        """Return the update with entries that are drawn at random set to zero. Each is kept with
+        probability ``share``, and divided by ``share`` if ``is_unbiased``.
+        """
         factor = 1 / self.share if self.is_unbiased else 1.0
         return {
             name: torch.where(

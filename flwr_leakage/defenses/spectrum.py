@@ -175,8 +175,9 @@ class SampleSpectra:
         return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
 
     def energy_at(self, rmse: float) -> float:
-        """Return the total noise energy that gives each sample the predicted RMSE ``rmse``, below
-        the attacker's prior standard deviation, in model input units.
+        """Return the noise energy, summed over all samples, that gives each sample the predicted
+        RMSE ``rmse``. It is in squared units of the pseudo-gradient. ``rmse`` is in model input
+        units and must be below the attacker's prior standard deviation.
         """
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 

@@ -177,7 +177,8 @@ def _mods(
 
 
 def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
-    """Yield the finding about a ``LocalDpMod``.
+    """Yield the finding about a ``LocalDpMod``: whether ``num_rounds`` rounds keep the ε that it
+    states, or that its settings are outside of their range.
 
     Its noise has the standard deviation sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is.
     ``num_pixels`` is the number of values of an input.

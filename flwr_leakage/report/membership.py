@@ -36,7 +36,7 @@ calibration in ``simulations/benchmarks/results/membership.md``."""
 
 
 def untested_told(events: Sequence[RunEvent]) -> str:
-    """Return why no record was tested, in a sentence.
+    """Return why no candidate (a record that the server was given) was tested for membership.
 
     Args:
         events: the events of the run, among them the refusals to test candidates.

@@ -80,7 +80,9 @@ class ScoreResult:
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:
-        """Return the main quantity's values (S,) in float64, NaN where there is none."""
+        """Return the score's main quantity (its first measurement) for each of S samples, (S,) in
+        float64, NaN where there is none.
+        """
         return self.measurements[0].tensor()
 
 
@@ -132,9 +134,10 @@ class Scores(Mapping[str, ScoreResult]):
         """Return a pandas frame with one row for each sample and measurement.
 
         Its columns are ``score`` (the name that was asked by), ``measurement``, ``sample``,
-        ``value`` (NaN where there is none), ``error``, ``state``, ``unit``, ``direction`` and
-        ``note``. ``frame.pivot(index="sample", columns=["score", "measurement"], values="value")``
-        has a row for each sample.
+        ``value`` (NaN where there is none), ``error`` (the value's uncertainty), ``state`` (whether
+        it is exact, an estimate or a bound), ``unit``, ``direction`` and ``note``.
+        ``frame.pivot(index="sample", columns=["score", "measurement"], values="value")`` has a row
+        for each sample.
 
         Raises:
             ImportError: pandas is not installed.

@@ -152,7 +152,10 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return the amount that the budget lacks to score one more round, at the latest costs."""
+        """Return the cost that the budget lacks to score one more round, at the latest costs: 0 or
+        less if it suffices. It is in CPU seconds, or in training gradients if the plan has a
+        ``product_price``.
+        """
         if self.plan.relative_cost is None:
             return 0.0
         return PATIENCE * (self.ranking + self.price) - self.balance

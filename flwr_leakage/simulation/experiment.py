@@ -271,7 +271,8 @@ class Experiment:
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """Return the update ``seen`` as the defense ``name`` of the config would have made it.
 
-        If the client has neither a defense nor a gate, the observed update is its undefended one.
+        If the client has neither a defense nor a gate (its rule on which updates may be sent), the
+        observed update is its undefended one.
         Otherwise, or if the defense encodes samples, local training is repeated.
         """
         defense, update = self.what_ifs[name], seen.update

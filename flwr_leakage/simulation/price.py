@@ -83,7 +83,8 @@ class Price:
 
 
 def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
-    """Return the work and the price of a run, or of each run of a sweep.
+    """Return the work of a run (its clients, rounds and attacks) and its price (CPU seconds and
+    bytes on disk), or both for each run of a sweep.
 
     The experiment of every run is built, so that its errors come now. Runs that differ only in
     their seed and attacks are measured once. ``overrides`` are the Hydra overrides of the command;

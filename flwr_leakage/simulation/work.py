@@ -13,7 +13,7 @@ LINE = 260
 """The typical number of bytes of a line in ``records.jsonl``, as seen in runs."""
 
 REPORT = 200_000
-"""The number of bytes of a report without its images and records."""
+"""The typical number of bytes of a report without its images and records, as seen in runs."""
 
 
 @dataclass(frozen=True)

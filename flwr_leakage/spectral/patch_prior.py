@@ -188,8 +188,8 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 def _colours(channels: int, colourful: float) -> Tensor:
     """Return the covariance (C, C) of a pixel's C channels, relative to the variance of their sum /
-    √C. Red, green and blue have differences of variance ``colourful``, in units of
-    ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
+    √C. Of three channels the variance along the two axes of colour, ``OPPONENTS``, is ``colourful``
+    times ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
     """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)

@@ -54,8 +54,8 @@ class Analytic(ExactAttack):
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
-    the client knows. The proof holds for the pixels, too, if x fits the range of normalised pixels;
-    see :func:`flwr_leakage.attacks.one_by_one.in_box`.
+    the client knows. Pixels follow from the input x by the assumed normalisation, and count as
+    proven if they lie in their range; see :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
     The attack takes an update of one sample. Several steps of gradient descent, with momentum or
     not, show it as one does: their sum is ``(Σ_t w_t δ_t) xᵀ``, and that of the bias is

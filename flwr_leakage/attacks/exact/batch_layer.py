@@ -34,7 +34,8 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
 EXACT_MULTIPLE = 5.0
-"""A sample is exact if its misfit, the part of its errors outside the gradient's span, is at
+"""A sample is exact if its misfit, the part of its vector ∂L/∂z (z are the layer's outputs) outside
+the span of the columns of ∂L/∂W, is at
 most this multiple of the misfit that the gradient's noise causes, plus float32's rounding. By
 noise alone, a root mean square over ``SPARE_EQUATIONS`` or more is never five times what is
 expected (once in 1e90 times)."""

@@ -130,7 +130,8 @@ def solve_features(
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * CONTRADICTION
         # If there are hardly more equations than unknowns, the solution bends to a wrong channel,
-        # and the others seem to contradict it. The fall of ‖r‖² shows the wrong channel even then.
+        # and the others seem to contradict it. Even then ‖r‖² falls most when the wrong channel's
+        # equations are left out.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):

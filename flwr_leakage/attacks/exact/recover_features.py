@@ -65,9 +65,10 @@ class Features:
             number; NaN if there are no more equations than unknowns, so that noise does not show.
         equations: linear equations about the output of a ReLU nearer to the input, by its number.
             They leave some directions of the output open.
-        repaired: number of repaired entries of masks.
-        contradicted: number of output channels of convolutions whose equations still contradict the
-            others after the repair.
+        repaired: number of entries of ReLUs' masks (which units are on) that were changed, as the
+            equations of their channel contradicted those of the other channels.
+        contradicted: number of output channels of convolutions whose equations contradict the
+            others even after such changes.
         table: (K, P) the K positions that each of P pooling windows of the output nearest to the
             input holds, with −1 beyond the map; ``None`` if the windows do not overlap.
         error: the derivative of the loss by that output, if its windows overlap; else ``None``.

@@ -249,6 +249,7 @@ def next_stage(
     - After two candidates in a row that proved none, a deep fading follows, too. But if no mask is
       proven at all, the gradient is inexact, so that its equations should not be met to the last
       digit. Then the fit ends.
+    - After a deep fading whose candidate meets the equations, the prior is fitted to the candidate.
 
     Args:
         stage: the stage of the fading.

@@ -61,7 +61,7 @@ class Groups:
 
     @property
     def counts(self) -> Tensor:
-        """(G,) number of entries of each of the G groups."""
+        """(G,) the number of an update's entries in each of the G groups."""
         sizes = torch.tensor([shape.numel() for shape in self.shapes])
         return (sizes // torch.tensor(self._numbers))[self.tensors]
 
