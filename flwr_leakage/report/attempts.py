@@ -533,9 +533,9 @@ MOST_IN_PERCENT = 10
 
 def _why_far(places: Collection[Place], replayed: Collection[Place], with_defense: bool) -> str:
     """Return a clause on why the attack's answers may not explain the updates ``places``: a
-    training that was not assumed, a defense, or a failed search. ``replayed`` are the updates that a
-    repetition of the client's training gave again, and ``with_defense`` tells whether a defense may
-    have changed updates.
+    training that was not assumed, a defense, or a failed search. ``replayed`` are the updates that
+    a repetition of the client's training gave again, and ``with_defense`` tells whether a defense
+    may have changed updates.
     """
     why = (
         "By what clients told, they trained what the attack assumes, so that it is the attack that "

@@ -56,8 +56,8 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        # The constants μ are maxima over draws, and so too small. The bound divides by them, and may
-        # therefore lie above that of the theorem, which has the true constants.
+        # The constants μ are maxima over draws, and so too small. The bound divides by them, and
+        # may therefore lie above that of the theorem, which has the true constants.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
         name, unit = "nonlinear_influence_bound", "model input"
         return [Column(name, bound, unit, "larger is safer", notes, errors, "upper bound")]

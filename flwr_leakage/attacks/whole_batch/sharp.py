@@ -54,9 +54,10 @@ SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
 number of draws of the posterior in a step of sharpening. Both bound the cost."""
 
 EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS = 0.5, 0.5, (0.5, 0.03)
-"""The power p of differences in the prior of edges; the weight of that prior against the likelihood,
-whose variances follow from the residual; and the widths of the blur of ReLUs and max poolings in the
-first and the last step. They were chosen on development draws; no results are kept."""
+"""The power p of differences in the prior of edges; the weight of that prior against the
+likelihood, whose variances follow from the residual; and the widths of the blur of ReLUs and max
+poolings in the first and the last step. They were chosen on development draws; no results are
+kept."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Sharpening:
     """
 
     before: ClassVar[float] = 1.0
-    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these steps
-    follow it."""
+    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these
+    steps follow it."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -262,8 +263,8 @@ class Edges:
     """
 
     before: ClassVar[float] = 0.5
-    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these steps
-    follow it."""
+    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these
+    steps follow it."""
 
     steps: int = 14
 
