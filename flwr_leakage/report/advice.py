@@ -347,8 +347,8 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
     if is_simulation(metadata):
         sums = "threat.view=aggregate"
     return (
-        "Differential privacy, as by dp_sgd with plain SGD: at ε = 1 nothing that is sent is more "
-        "than 2.7 times (e^ε, but for δ) as likely with a record as without it.",
+        "Differential privacy (dp_sgd, by plain SGD), if you accept its ε of all rounds: at 1 what "
+        "is sent is at most 2.7 times (e^ε, but for δ) as likely with a record.",
         f"Secure aggregation, by which the server sees sums only, if a new run on sums ({sums}) "
         f"meets the list.",
     )
@@ -585,6 +585,8 @@ def _go_on_if(
             f"No time limit ends an attack: neither the run's{seconds} nor the attack's own.",
             f"No {index.sample.one} has a grade above “nothing”.",
             condition_told(found, planned),
+            "The attack's answer explains each update. Where a defense's noise keeps it from that, "
+            "a run shows little, and only a bound counts, such as ε.",
             *(["No more labels are inferred than by chance, or they may be known."] * bool(labels)),
         ),
         note=identifying_told(found),

@@ -163,12 +163,13 @@ def test_the_conditions_to_go_on_are_a_short_list_with_the_statistics_in_small_p
     ranked = [*image(20.0, rank=1.0), *image(11.0, (1, 0, 1), rank=5.0)]
     index = Index(ranked)
     [step] = [s for s in advise(index, {}, []).steps if s.term == "Go on only if"]
-    assert len(step.items) == 4 and all(len(item.split()) < 36 for item in step.items)
+    assert len(step.items) == 5 and all(len(item.split()) < 36 for item in step.items)
     assert len(step.text.split()) < 35
     assert step.items[3] == (
         "With 2 attempts, as here, at most 0 may identify the original (of 100 at most 3, of 1,000 "
         "at most 15); chance alone gives more in 5 % of runs or fewer."
     )
+    assert step.items[4].startswith("The attack's answer explains each update.")
     assert "more like it than like any of 100 other images. How many" in step.note
     assert step.text.startswith("a new run with one of the changes above meets all of these.")
     assert step.items[0].startswith("The new run attacks")
