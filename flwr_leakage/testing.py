@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 from flwr_leakage.report.advice import Line, advise
-from flwr_leakage.report.attempts import attempts, fates, unexplained
+from flwr_leakage.report.attempts import (
+    attempts,
+    fates,
+    otherwise_told,
+    unexplained,
+    wrongly_attacked,
+)
 from flwr_leakage.report.first_screen import Tile, tiles
 from flwr_leakage.report.grades import GRADES, Grade
 from flwr_leakage.report.index import Index, count, grouped, who
@@ -149,7 +155,8 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
         message = f"No {noun} has a worse grade than “{above}”; that is no clearance."
         silent = [each for each in updates if each.outcome in ("unsure", "untested")]
         if silent:
-            why = "; ".join(dict.fromkeys(each.message.rstrip(".") for each in silent))
+            reasons = (fate.spared.get(each.place) or told.unsure[each.place] for each in silent)
+            why = "; ".join(dict.fromkeys(reasons))
             message += (
                 f" {count(len(silent), 'update')} of {len(updates)} cannot be judged ("
                 f"{plain_text(why, MAX_WHY)})."
@@ -162,6 +169,9 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
             outcome, message = "unsure", f"This run cannot say. {is_open}"
     elif outcome != "leaked" and worst:
         message = f"This run cannot say: {next(iter(told.unsure.values()))}."
+    if assumed := wrongly_attacked(index, attacked):
+        why = otherwise_told(index, assumed)
+        message += f" {why[0].upper()}{why[1:]}." * (why not in message)
     large, members = large_clients_section(index, metadata), membership_section(index)
     name = str(metadata.get("run") or data.folder.name)
     numbers = tiles(index, metadata, found, members, large)

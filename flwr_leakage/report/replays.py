@@ -1,6 +1,6 @@
 """Report whether attacked updates are those that clients trained, by repeating their training."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from flwr_leakage.capture import TOLERANCE
@@ -39,11 +39,14 @@ class Replays:
             ``None`` if the client does not share it.
         other: updates that are not reproduced, with the reason.
         undone: updates whose training was not repeated, with the reason.
+        between: those of ``undone`` in which nothing that the client looked at differs from its
+            latest repeated round.
     """
 
     same: Mapping[Place, float | None]
     other: Mapping[Place, str]
     undone: Mapping[Place, str]
+    between: Set[Place] = frozenset()
 
     @property
     def any(self) -> bool:
@@ -58,6 +61,7 @@ def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
     undone: dict[Place, str] = {}
+    skipped = index.series("check", _SKIPPED)
     for (server_round, client, _), record in index.series("check", _CHECK).items():
         place = (server_round, client)
         if _REFUTED in record.note or (record.value is not None and record.value > TOLERANCE):
@@ -68,13 +72,14 @@ def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
             same[place] = record.value
     for server_round, client, _ in index.series("check", _PASSED):
         same[server_round, client] = None
-    for (server_round, client, _), record in index.series("check", _SKIPPED).items():
+    for (server_round, client, _), record in skipped.items():
         undone[server_round, client] = _reason(record)
     for event in events:
         _, refused, reason = event.message.partition(NOT_CHECKED)
         if refused:
             undone[event.server_round, event.client_id] = reason.rstrip(".")
-    return Replays(same, other, undone)
+    between = {key[:2] for key in skipped} - same.keys() - other.keys()
+    return Replays(same, other, undone, between)
 
 
 def _reason(record: LeakageRecord) -> str:
@@ -152,8 +157,15 @@ def replay_told(
             f"More than {TOLERANCE:g} would have failed. This is about the attacked updates only; "
             f"the table of clients has every replayed round."
         )
+    between = left & found.between
+    left -= between
+    if between:
+        told.append(
+            f"Replay check not repeated for {where(between)}: the client compared start, settings, "
+            f"steps and end with its latest replay, and found no difference."
+        )
     if left or not places:
-        whom = f" for {where(left)}" if left and (same or other) else ""
+        whom = f" for {where(left)}" if left and (same or other or between) else ""
         told.append(
             f"Replay check not done{whom}: nothing shows that what was attacked is what the "
             f"client trained. If it is not, that an attack fails is no evidence of safety."

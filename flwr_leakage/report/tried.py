@@ -140,7 +140,7 @@ def worth(
             f"only {single} was tried, and a stronger one applies",
             *_run_strongest(metadata),
         ),
-        _cut_off(index, found, metadata, of),
+        _cut_off(index, found, wrong, metadata, of),
         _failed(fate, metadata, of),
         _unexplained(unexplained(index).keys() - replayed.same.keys() - wrong, metadata, of),
         _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
@@ -215,17 +215,17 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
     told = [other for place, other in said if place in places or place[0] in summed]
     each = [setting for other in told for setting in other.split("; ")]
     app = not is_simulation(metadata)
+    or_leave = ", or leave it out, so that each client’s own is used" * (not is_defended(metadata))
     do = []
     if any(setting.startswith(_STEPS) for setting in each):
         do.append(
-            "Set schedule= of observe(…) to what clients trained with, or leave it out, so that "
-            "each client’s own is used."
+            f"Set schedule= of observe(…) to what clients trained with{or_leave}."
             if app else "Set the run’s local training to what clients trained with."
         )  # fmt: skip
     if any(setting.startswith(_INPUTS) for setting in each):
         do.append(
-            "Set spec= of observe(…) to the clients’ inputs and give it the model itself, or leave "
-            "spec= out, so that each client’s own is used."
+            f"Set spec= of observe(…) to the clients’ inputs and give it the model "
+            f"itself{or_leave}."
             if app else "Set the run’s dataset and BatchNorm mode to those of the clients."
         )  # fmt: skip
     rest = dict.fromkeys(
@@ -424,10 +424,20 @@ def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _cut_off(
-    index: Index, found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
+    index: Index,
+    found: Sequence[Attempt],
+    wrong: Collection[Place],
+    metadata: Mapping[str, Any],
+    of: _Of,
 ) -> _Doubt:
+    """Return, as a reason for doubt, that the time limit ended attacks, with the advice to give
+    them more. There is no advice if all of them assumed a ``wrong`` training, which time does not
+    mend.
+    """
     places = ended(index, found)
     told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
+    if places <= set(wrong):
+        return _Doubt(places, told)
     return _Doubt(places, told, *more_time(index, metadata))
 
 
@@ -474,7 +484,8 @@ def _missed(
     """
     return _Doubt(
         () if is_defended(metadata) else places,
-        f"the attack found nothing that explains {of(places)}, though the {index.sample.many} do",
+        f"the attack found nothing that explains {of(places)}, though the clients’ own "
+        f"{index.sample.many} do",
         f"Without a defense an update is explained by its {index.sample.many}, to rounding, and "
         f"the attack’s answer does not explain it: the search failed, which says nothing of what "
         f"the update holds. Treat such updates as open to a better attack, or protect them by "
@@ -571,9 +582,9 @@ _SETTINGS = (
              "the attack then has no limit of the run, and may take hours for each update"),
     _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
              "every client of a round is attacked then, however long that holds up the training"),
-    _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",
-             "it is attacked as if it were plain SGD then, which explains a part of it at most; a "
-             "client with a defense needs spec=… too; a trial run by SGD says more"),
+    _Setting("the optimizer is", (), "spec=…, schedule=LocalSchedule(…)",
+             "the attack assumes plain SGD then, which explains a part at most; a trial run by "
+             "SGD says more"),
     _Setting("tells neither its steps", (), "spec=…, schedule=…",
              "that is what the attack assumes then; or let clients tell, by share='training'"),
     _Setting("told nothing of its training", (), "spec=…, schedule=…",

@@ -12,6 +12,7 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     Place,
+    all_exact,
     attempts,
     beyond_chance,
     ended,
@@ -320,14 +321,17 @@ def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
 
 
 def _otherwise(index: Index, found: Sequence[Attempt], wrong: set[Place]) -> tuple[str, ...]:
-    """Return one sentence on updates that were attacked under ``wrong`` assumptions and in which no
-    sample is seen; an empty tuple if there are none.
+    """Return one text on the updates that were attacked under ``wrong`` assumptions, but for those
+    whose samples all came out exactly; an empty tuple if there are none.
     """
-    unseen = wrong - {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
-    if not unseen:
+    wrong = wrong - all_exact(found)
+    if not wrong:
         return ()
-    told = otherwise_told(index, unseen)
-    return (f"Wrong assumption: {told}. That nothing is seen there is no sign of safety.",)
+    unseen = wrong - {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
+    so = "That nothing is seen there is no sign of safety."
+    if unseen < wrong:
+        so = "Under the right one more may show, also of updates that show nothing here."
+    return (f"Wrong assumption, as {otherwise_told(index, wrong)}. {so}",)
 
 
 def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:

@@ -96,8 +96,7 @@ def test_a_run_has_one_outcome_in_every_file(folder_of, run, outcome):
 
 def test_what_cannot_be_judged_is_named_though_the_run_passes(folder_of):
     found = check(folder_of("one cut off"), "nothing")
-    assert "2 updates of 3 cannot be judged (It cannot say: the time limit" in found.message
-    assert "; Not attacked: " in found.message
+    assert "2 updates of 3 cannot be judged (the time limit" in found.message
     assert [each.outcome for each in found.updates] == ["passed", "unsure", "untested"]
     skipped = ET.fromstring(junit(found)).findall("testcase/skipped")
     told = [each.get("message") for each in skipped]

@@ -230,7 +230,7 @@ def test_a_client_of_another_optimizer_is_not_attacked_and_the_report_says_what_
     assert "Clients 0 and 1 were not attacked: the optimizer is Adam, and no SGD" in advice.answer
     (do,) = advice.do
     assert do.startswith(
-        "For clients 0 and 1: observe(…, schedule=LocalSchedule(…)); it is attacked"
+        "For clients 0 and 1: observe(…, spec=…, schedule=LocalSchedule(…)); the attack assumes"
     )
 
 

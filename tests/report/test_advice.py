@@ -13,6 +13,7 @@ from flwr_leakage.report.grades import CALIBRATION, SURENESS, TOTAL, grades_tabl
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.story import blind_guess
+from flwr_leakage.report.verdict import judge
 
 
 def record(kind, name, value, where=(1, 0, 0), note=""):
@@ -93,6 +94,14 @@ def test_a_leak_that_was_seen_under_wrong_assumptions_asks_to_mend_them():
     lines = advise(Index([*image(30.0), other, late]), {}, []).lines
     assert any(line.text.startswith("In that run, set schedule= of observe(…)") for line in lines)
     assert not any("more time" in line.text for line in lines)
+    (head,) = judge(Index([*image(30.0), other, late]), [], {}).head
+    assert head == (
+        "Wrong assumption, as client 0 trained with learning rate 0.1, and the attack assumed 1. "
+        "Under the right one more may show, also of updates that show nothing here."
+    )
+    defended = advise(Index([*image(30.0), other]), {"defense": "gaussian"}, []).lines
+    for told, leave in ((lines, True), (defended, False)):
+        assert ("or leave it out" in " ".join(line.text for line in told)) is leave
 
 
 def test_engineers_are_told_what_was_measured_and_when_to_go_on():

@@ -1,5 +1,7 @@
 """The report tells whether what was attacked is what the clients trained."""
 
+from dataclasses import replace
+
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import fates
 from flwr_leakage.report.index import Index
@@ -64,6 +66,9 @@ def test_the_head_says_it_of_the_attacked_updates_only():
     assert undone.startswith("Replay check not done for client 2 in round 1: ")
     (undone,) = told(attacked(0))
     assert undone.startswith("Replay check not done: ")
+    skipped = replace(replay(0, None, server_round=2), name="not_replayed")
+    _, between = told(attacked(0), attacked(0, 2), replay(0, 0.0), skipped)
+    assert between.startswith("Replay check not repeated for client 0 in round 2: the client")
 
 
 def test_an_aggregate_is_as_sure_as_the_updates_in_it():

@@ -380,14 +380,14 @@ def test_an_attack_that_ends_far_from_what_a_client_trained_clears_nothing(tmp_p
     verdict, answer, steps, _ = told(replayed("missed", "found", "found"))
     assert verdict.level == "unknown" and answer == (
         "This run cannot say: no image was recovered, but the attack found nothing that explains "
-        "all 2 attacked updates, though the images do. That is no sign of safety."
+        "all 2 attacked updates, though the clients’ own images do. That is no sign of safety."
     )
     assert "the search failed" in steps["Do"].text
     assert told(replayed("met", "found", "found", distance=1e-9))[0].level == "quiet"
     assert told(replayed("noised", "found", "found"), defense="gaussian")[0].level == "quiet"
     # Time stays the only reason where it ended the attack. Without a replay nobody knows the cause.
     stopped = told(replayed("stopped", "stopped", "stopped"))[1]
-    assert "time limit" in stopped and "though the images do" not in stopped
+    assert "time limit" in stopped and "own images do" not in stopped
     alone = audited(tmp_path / "alone", "found", "found", distance=0.04)
     assert told(alone)[0].level == "quiet"
 
@@ -477,7 +477,7 @@ def test_what_was_attacked_under_wrong_assumptions_is_not_cleared(tmp_path):
         "rate 0.1, and the attack assumed 1. That is no sign of safety."
     )
     assert "schedule=" in steps["Do"].text
-    assert verdict.head[0].startswith("Wrong assumption: clients 0 and 1 trained with learning")
+    assert verdict.head[0].startswith("Wrong assumption, as clients 0 and 1 trained with learning")
     assert not any("they trained what the attack assumes" in text for text in verdict.details)
     found = check(wrong)
     assert found.exit_code == 4 and "and the attack assumed 1" in found.message
