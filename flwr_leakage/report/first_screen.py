@@ -96,6 +96,12 @@ def _labels(
         return Tile("labels inferred", f"{told.right:,} of {told.whole:,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
+    if (
+        not told
+        and values(index.series("attack", "objective"))
+        and labels_inferred(index, metadata)
+    ):
+        return Tile("labels inferred", "not graded", "originals unknown")
     return Tile("labels inferred", UNTRIED, "the attacker was given them" if told else "")
 
 
