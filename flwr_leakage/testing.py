@@ -155,7 +155,8 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
         message = f"No {noun} has a worse grade than “{above}”; that is no clearance."
         silent = [each for each in updates if each.outcome in ("unsure", "untested")]
         if silent:
-            reasons = (fate.spared.get(each.place) or told.unsure[each.place] for each in silent)
+            known = {**fate.spared, **told.unsure}
+            reasons = (known.get(each.place) or "no reason was recorded" for each in silent)
             why = "; ".join(dict.fromkeys(reasons))
             message += (
                 f" {count(len(silent), 'update')} of {len(updates)} cannot be judged ("

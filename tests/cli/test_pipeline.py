@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from told import blind, metric, objective, spared
@@ -102,6 +103,12 @@ def test_what_cannot_be_judged_is_named_though_the_run_passes(folder_of):
     told = [each.get("message") for each in skipped]
     assert "the time limit of 4 CPU seconds ended the attack" in told[0]
     assert told[1] == "Not attacked: too many."
+
+
+def test_an_update_that_no_reason_spared_is_named_all_the_same(folder_of):
+    records = [replace(r, note="") if r.name == "not_attacked" else r for r in RUNS["one cut off"]]
+    found = check(folder_of("one cut off", records=records), "nothing")
+    assert found.outcome == "passed" and "no reason was recorded)" in found.message
 
 
 def test_an_unfinished_run_does_not_pass(folder_of):
