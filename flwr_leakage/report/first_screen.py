@@ -110,7 +110,7 @@ def _members(members: MembershipSection | None) -> Tile:
     if members is None:
         return Tile(term, UNTRIED)
     value = f"{members.called} of {len(members.table.rows)} found"
-    chance = "or near copies; by chance in 1 of 100 runs, if what it assumes holds"
+    chance = "or near copies; by chance in at most 1 of 100 runs, if what it assumes holds"
     return Tile(term, value, chance, members.called > 0)
 
 

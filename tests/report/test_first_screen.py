@@ -280,7 +280,10 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
         ("2 of 3", "in all attempts; naming always one class has 2, up to 3 by chance"),
-        ("1 of 1 found", "or near copies; by chance in 1 of 100 runs, if what it assumes holds"),
+        (
+            "1 of 1 found",
+            "or near copies; by chance in at most 1 of 100 runs, if what it assumes holds",
+        ),
         ("50.0 %", "before training: 10.0 %"),
     ]
     assert shown(records, threat="labels known")[1] == ("not tested", "the attacker was given them")
