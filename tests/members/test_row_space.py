@@ -67,6 +67,17 @@ def test_noise_is_read_from_the_spectrum_also_where_there_is_little_else():
         noise_of_spectrum(RowSpace.of(noisy), 60)
 
 
+def test_the_smallest_singular_values_of_samples_are_no_noise():
+    # A trained network's samples: the gradients of three are below 1e-6 of the largest one.
+    generator = torch.Generator().manual_seed(4)
+    left = torch.linalg.qr(torch.randn(10, 8, generator=generator).double()).Q
+    right = torch.linalg.qr(torch.randn(2048, 8, generator=generator).double()).Q
+    values = torch.tensor([7.8, 7.2, 4.8, 4.2, 2.2, 4.4e-5, 6e-6, 2.8e-6]).double()
+    noise = 1.6e-8 * torch.randn(10, 2048, generator=generator).double()
+    space = RowSpace.of(((left * values) @ right.T + noise).float())
+    assert noise_of_spectrum(space, 8) == pytest.approx(1.6e-8, rel=0.2)
+
+
 @pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 1), (torch.float64, 2)])
 def test_what_counts_as_rounding_depends_on_the_precision(dtype, rank):
     assert RowSpace.of(torch.diag(torch.tensor([1.0, 1e-9], dtype=dtype))).rank == rank
