@@ -75,8 +75,8 @@ class Link:
     def gain(self) -> Tensor:
         """The standard deviation ``|scale_o| ‖W_o‖`` of z in each channel o, (C,), for white noise.
 
-        White noise is a layer input a with independent entries of variance 1. Here ``z = scale · (W
-        ∗ a + b) + shift``.
+        The noise is the layer's input a, with independent entries of variance 1, and z is
+        ``scale · (W ∗ a + b) + shift``.
         """
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
