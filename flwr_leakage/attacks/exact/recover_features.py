@@ -184,8 +184,7 @@ class Backward:
         return passed, list(torch.autograd.grad(total, outputs))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
-        """Return the derivative of the loss by a ReLU's max-pooled outputs, given the ReLU's
-        number.
+        """Return the derivative of the loss by the max-pooled outputs of the ReLU ``number``.
 
         The masks, by number, say which units of each ReLU are on.
         """
@@ -199,8 +198,7 @@ class Backward:
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """Return the observed weight gradient of each called convolution; empty if one is
-        frozen."""
+        """Return the observed weight gradient of each convolution call; empty if one is frozen."""
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
