@@ -151,7 +151,8 @@ def one_image(
 ) -> Reconstruction:
     """Return the result of an exact attack that found one image, with the image's likeliest label.
 
-    ``misfit`` becomes the objective of the result, and ``stats`` becomes its stats.
+    ``misfit`` becomes the objective of the result, and ``stats`` becomes its stats. The label is
+    read from the update, or else is the class whose gradient is nearest to the observed one.
 
     Raises:
         ValueError: the labels that are read from the update are not those of one sample.
@@ -210,10 +211,13 @@ def fill_in(
 
     Let Q be the inverse covariance and μ the mean of the Gaussian prior of images, u the unseen and
     s the seen pixels, m the rough values (``centres``) and c the largest distances of the pixels
-    from them (``bounds``). The image solves ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) +
-    3/c² m_u``, where c²/3 is the variance of a uniform law on [m − c, m + c]. ``seen`` is true for
-    the seen pixels. Of the flattened image ``inputs`` only these are used, and of m and c only the
-    entries of unseen pixels.
+    from them (``bounds``). The image solves
+
+        (Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u,
+
+    where c²/3 is the variance of a uniform law on [m − c, m + c]. ``seen`` is true for the seen
+    pixels. Of the flattened image ``inputs`` only these are used, and of m and c only the entries
+    of unseen pixels.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)

@@ -117,7 +117,8 @@ def recover_batch(
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
     if search.scale is not None:
-        # Wrong candidates may agree on a wrong scale by chance, so that both scales are tried.
+        # Wrong candidates may agree on a wrong scale by chance, so that the update is tried with
+        # and without this scale.
         results = []
         for trial in (problem.divided(search.scale), problem):
             try:
@@ -203,7 +204,7 @@ def _from_head(
 def _is_union(problem: Problem) -> bool:
     """Return whether an update is the plain gradient of all its clients' samples as one batch.
 
-    So it is if the clients took one step without weight decay, and the average over the clients
+    This holds if the clients took one step without weight decay, and the average over the clients
     weights each client by its number of samples.
     """
     plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay

@@ -230,10 +230,10 @@ class MaskColumns:
     def _new_column(
         self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """Return the coordinates q of a sample's errors ``s = U q``, or None if it is not new.
+        """Return the coordinates q of a sample's errors ``s = U q``, or None if it is known.
 
         The errors s (m,) have length 1. The vector q (b,) has one entry for each column of U
-        (m, b), the orthonormal left factor of the layer's gradient. A sample is not new if at most
+        (m, b), the orthonormal left factor of the layer's gradient. A sample is known if at most
         a share of q lies outside the span of the found samples' q: 1e-6, or 10 times the misfit
         ``‖s − U q‖`` if that is more (chosen on development draws; no table of results is kept).
         None is also returned for a misfit above :meth:`limit`.
@@ -252,15 +252,15 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return a sample with errors s that a mask gave, and the candidate that led to the mask.
+        """Return a candidate sample with its errors replaced by the errors s that a mask gave.
 
         ``errors`` s (m,) has length 1. ``column`` q (b,) holds its coordinates in the gradient's
         span, and ``misfit`` is the length of its part outside the span. A sample's dual t (b,)
         gives its input, and t·q = 1 for its own q. First s is scaled to the candidate's own errors.
         If t·q ≈ 1 then holds for the candidate's t, s belongs to the candidate, whose dual is kept.
-        Otherwise s belongs to another sample, whose dual is not known yet. In place of this dual,
-        the result has the part of q outside the span of the samples in ``found``, scaled to t·q =
-        1.
+        Otherwise the mask of the candidate led to another sample, whose dual is not known yet. In
+        place of this dual, the result has the part of q outside the span of the samples in
+        ``found``, scaled to t·q = 1.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)

@@ -183,8 +183,9 @@ class BatchSearch:
         sources = self._sources()
         peeled = -1  # number of samples found before the last peeling
         for _ in range(self.settings.starts):
-            # If other sources find masks, too, many samples share each unit. Then peeling runs
-            # once. It runs again after a new sample only if peeling has found a sample before.
+            # Peeling takes each unit's gradient for the input of one sample. If other sources find
+            # masks, too, many samples share each unit. Then peeling runs once, and again after a
+            # new sample only if peeling has found a sample before.
             rarely = self._linked or self._masks is not None
             pays = not rarely or peeled < 0 or "peeling" in self.accepted
             if len(self.found) > peeled and self.layer.rectified and pays:
@@ -396,11 +397,11 @@ class BatchSearch:
         )
 
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
-        """Return a candidate sample, possibly repaired, or None if it is known or is not confirmed.
+        """Return a candidate sample, maybe repaired, or None if it is known or not confirmed.
 
-        A candidate is confirmed if noise alone explains its misfit; for a repair see
-        :meth:`BatchLayer.repaired`. A candidate that is only nearly right would spoil the equations
-        of all later samples.
+        A sample in ``found`` is known. A candidate is confirmed if noise alone explains its misfit;
+        for a repair see :meth:`BatchLayer.repaired`. A candidate that is only nearly right would
+        spoil the equations of all later samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:

@@ -8,8 +8,8 @@ activation, so that the derivative δ of the loss by the outputs of the layer be
 layer's weight gradient is then *linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
-is one solution. The input is then fitted to the found features that are nearest to it. - Through
-ReLUs it is enough to know the mask, that is, where the features are zero.
+  is one solution. The input is then fitted to the found features that are nearest to it.
+- Through ReLUs it is enough to know the mask, that is, where the features are zero.
   :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of them, and
   :mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets the masks' equations.
 """
@@ -208,9 +208,9 @@ def fit_level(
 ) -> tuple[Tensor, bool]:
     """Return the input (1, C, H, W) that L-BFGS fits to a layer's known outputs and gradient.
 
-    The gradient is that of the layer's weight. ``before`` holds the layers from the input to the
-    one before. The fit begins at ``start`` (1, C, H, W). The second result tells whether the budget
-    ended the fit.
+    The gradient is that of the layer's weight. ``before`` holds all layers before this layer. The
+    fit begins at ``start`` (1, C, H, W), and ends after at most ``iterations``. The second result
+    tells whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 

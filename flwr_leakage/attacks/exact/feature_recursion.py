@@ -7,9 +7,9 @@ hides the last mask, which says which units of the last ReLU are on. But several
 the same derivative of the loss, which is enough to find the mask
 (:mod:`flwr_leakage.attacks.exact.last_mask`):
 
-- behind global average pooling, all positions share one derivative; - behind max pooling over
-windows that do not overlap, flattened into the last layer, all positions of a window share one
-derivative.
+- behind global average pooling, all positions share one derivative;
+- behind max pooling over windows that do not overlap, flattened into the last layer, all positions
+  of a window share one derivative.
 
 Max pooling in earlier layers ends the recursion: the pooled features are still determined, but not
 the position of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.

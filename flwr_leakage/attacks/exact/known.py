@@ -160,8 +160,8 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
         deviation of such an entry of h is infinite.
 
     Raises:
-        ValueError: the scale of h stays unknown, as the fitted last entry of ``[h, 1]`` is not
-            positive. So it is if no entry of the last column has a weight.
+        ValueError: the fitted last entry of ``[h, 1]`` is not positive, so that the scale of h
+            stays unknown, for example as no entry of the last column has a weight.
 
     Example:
         >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])

@@ -173,7 +173,6 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
     is below 100 ``SLACK`` times the median take no part in the search, and join the column that
     fits them best.
 
-
     Raises:
         ValueError: all factors are zero, or the columns are not found.
 

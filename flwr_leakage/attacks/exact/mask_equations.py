@@ -44,9 +44,10 @@ left, so that a smaller share would change little."""
 class MaskEquations:
     """The equations for the network's input that the known mask of a ReLU layer gives.
 
-    The equations are piecewise linear; the docstring of
-    :mod:`flwr_leakage.attacks.exact.mask_equations` lists them. Each of its lines is divided by the
-    root mean square of its right side.
+    With the layer's input h, preactivations z and outputs a, they are ``M₁ h = T₁``; ``z = a``
+    where a is known to be positive; the signs of z that the mask states elsewhere; ``M₂ a = T₂``;
+    and the known outputs of the next layer. All are piecewise linear in the network's input. Each
+    of these sets is divided by the root mean square of its right side.
 
     Attributes:
         before: the layers before the masked one.
@@ -238,7 +239,7 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the masks, which say which units are on, of all channels are proven."""
+        """Whether the masks of all channels, which say which units are on, are proven."""
         return self.num_proven == self.num_channels
 
     @property

@@ -1,10 +1,10 @@
 """Search for the masks of a layer of ReLUs, and prove them channel by channel.
 
 A mask says which of a channel's units are active. The weight gradient of a layer gives linear
-equations for its input a, which leave a open in some directions. If a comes from ReLUs, it is
-nonnegative and partly zero. Then it is mostly a vertex of the polytope of the equations'
-nonnegative solutions, often the one with the least sum. A candidate for the network's input gives
-another guess of a by a pass. Each guess gives a guess of the mask [a > 0].
+equations for its input a, which mostly have many solutions. If a comes from ReLUs, it is
+nonnegative and partly zero. Then a is mostly a vertex of the polytope of the equations' nonnegative
+solutions, often the vertex with the least sum. A candidate for the network's input gives another
+guess of a by a pass. Each guess gives a guess of the mask [a > 0].
 
 The layer before the ReLUs, ``z = W ∗ h + b`` for an input h, shows whether a mask is right. Let e
 be the derivatives of the loss by z as if all units were active. The layers behind determine e. Then

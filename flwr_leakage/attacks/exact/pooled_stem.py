@@ -13,8 +13,8 @@ Two facts restrict the place of each window's maximum:
 
 - The values bound the entries: an entry is at most the least value of the windows that hold it.
 - Two windows with equal values share their maximum, unless their patches are equal. So windows fall
-into *groups*. All windows of a group hold its one maximum. On an untrained ResNet-18 at 64×64
-pixels, a fifth of the groups is left with one candidate place, and the median group with four.
+  into *groups*. All windows of a group hold its one maximum. On an untrained ResNet-18 at 64×64
+  pixels, a fifth of the groups is left with one candidate place, and the median group with four.
 
 The rest is found by alternation, as in expectation maximisation. The weights p of a group's
 candidate places k first come from the present image's entries y, with normal errors of width τ,
@@ -229,7 +229,7 @@ class Groups:
         sizes = torch.bincount(labels.flatten(), minlength=far).to(bounds)[labels]
         allowed = near & (counts[entries].reshape(shape) == sizes[..., None])
         # Equal patches, such as those of a white sky, have equal values at several positions. If no
-        # position lies in all windows of a group, each of them becomes a group of its own.
+        # position lies in all windows of a group, each of its windows becomes a group of its own.
         is_whole = allowed.any(2).flatten()[labels]
         labels = torch.where(is_whole, labels, own)
         allowed = torch.where(is_whole[..., None], allowed, near)

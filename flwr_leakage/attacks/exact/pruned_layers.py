@@ -8,8 +8,8 @@ where e = ∂L/∂u is called the *error* of its outputs. Pruned gradients give 
   Known inputs and kept entries of their columns give errors of further rows.
 * A zero entry has ``|e_i h_j| ≤ τ``, where τ is the smallest magnitude that pruning kept in the
   tensor.
-* A unit is on if its error is known, or if its output is known to be an input of the next layer. *
-The next layer's errors give the error that each unit would have if it were on. If pruning would
+* A unit is on if its error is known, or if its output, an input of the next layer, is known.
+* The next layer's errors give the error that each unit would have if it were on. If pruning would
   have kept that error, but the unit's gradient is zero, the unit is off.
 """
 
@@ -122,7 +122,7 @@ class PrunedLayer:
     def bound(self) -> float:
         """The largest magnitude that an unknown input of the layer may have.
 
-        Otherwise pruning would have kept an entry of the gradient that shows it.
+        From a larger input, pruning would have kept an entry of the gradient, which shows it.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
@@ -130,7 +130,7 @@ class PrunedLayer:
     def error_bound(self) -> float:
         """The largest magnitude that an unknown error ∂L/∂u of an output u of the layer may have.
 
-        Otherwise pruning would have kept an entry of the gradient that shows it.
+        From a larger error, pruning would have kept an entry of the gradient, which shows it.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
@@ -279,13 +279,13 @@ class Bounds:
         return cls(forms, low, high, precision, shift)
 
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """Return the bounds, with normal densities that stand for them better.
+        """Return the bounds after one round of expectation propagation for all combinations.
 
-        This is one round of expectation propagation. ``mean`` (u,) and ``covariance`` (u, u) are
-        those of the pixels' present normal law. For each combination, its own normal density is
-        divided out of this law, which leaves a rest. The rest, truncated to the bounds, has a mean
-        and a variance. The goal is the density that gives the rest these moments when it multiplies
-        it. The new density is halfway between the old one and the goal, in ``precision`` and in
+        The round moves the normal density that stands for each bound. ``mean`` (u,) and
+        ``covariance`` (u, u) are those of the pixels' present normal law. A combination's own
+        density is divided out of this law. What remains, truncated to the bounds, has a mean and a
+        variance. The goal is the density whose product with the remaining law has these moments.
+        The new density is halfway between the old density and the goal, in ``precision`` and in
         ``shift``.
         """
         means = self.forms @ mean
@@ -390,9 +390,10 @@ def _bounds(
 ) -> Bounds:
     """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them.
 
-    ``order`` is the order in which the first of the linear layers takes the pixels; its weight is
-    in the order of pixels. ``features`` are the known outputs of the ReLU behind each layer but the
-    last one. ``base`` (n,) is the flattened image, zero where ``unseen`` (n,) is true.
+    ``order`` is the order in which the first of the linear layers takes the pixels; the columns of
+    this layer's ``matrix`` are already in the order of the image. ``features`` are the known
+    outputs of the ReLU behind each layer but the last one. ``base`` (n,) is the flattened image,
+    zero where ``unseen`` (n,) is true.
     """
     first = layers[0]
     dark, bright = (bound.flatten() for bound in spec.bounds(base))
@@ -426,9 +427,10 @@ def _linearised(
     ``mean`` (u,) and ``covariance`` (u, u). So the features f of a layer are ``v + H (x − mean)``
     plus normal errors, where v is their value for ``x = mean``, and y is ``f − v + H mean``.
 
-    The first layer's weight is in the order of pixels. ``features`` are the known outputs of the
-    ReLU behind each layer but the last one. ``base`` (n,) is the flattened image, zero where
-    ``unseen`` (n,) is true, and ``blur`` (n,) are standard deviations of the seen pixels.
+    The columns of the first layer's ``matrix`` are in the order of the image's pixels. ``features``
+    are the known outputs of the ReLU behind each layer but the last one. ``base`` (n,) is the
+    flattened image, zero where ``unseen`` (n,) is true, and ``blur`` (n,) are standard deviations
+    of the seen pixels.
 
     Returns:
         H (k, u), y (k,), and the positive definite covariance (k, k) of the equations' errors; or

@@ -63,8 +63,9 @@ class Features:
             the ReLU, it is the pooled output.
         windows: (height, width) of the windows of max pooling right after a ReLU, by the ReLU's
             number.
-        noise: standard deviation of each output's error over its root mean square, by the ReLU's
-            number; NaN if there are no more equations than unknowns, so that noise does not show.
+        noise: standard deviation of each output's error, divided by the output's root mean square,
+            by the ReLU's number; NaN if there are no more equations than unknowns, so that noise
+            does not show.
         equations: linear equations that do not determine the whole output of a ReLU, by its number.
             This ReLU is nearer to the input than those with known outputs.
         repaired: number of entries of ReLUs' masks (which units are on) that were flipped, because
@@ -89,8 +90,8 @@ class Features:
     def __str__(self) -> str:
         """Return a text on how many ReLUs have known outputs, and how many have only equations.
 
-        If there are any, the text adds how many wrong entries of masks, which say where a unit is
-        on, were repaired, and how many channels are left out as contradicting the others.
+        The text also tells how many wrong entries of masks, which say where a unit is on, were
+        repaired, and how many channels are left out as contradicting all others, if there are any.
         """
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:

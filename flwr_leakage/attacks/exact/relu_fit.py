@@ -248,8 +248,7 @@ def next_stage(
     - After a candidate that proved masks, the equations have changed. The next fading starts from
       that candidate. It is deep if no more masks can be proven.
     - After two candidates in a row that proved no mask, a deep fading follows, too. But if no mask
-    is
-      proven at all, the gradient is inexact, so that its equations should not be met to the last
+      is proven at all, the gradient is inexact, so that its equations should not be met to the last
       digit. Then the fit ends.
     - After a deep fading whose candidate meets the equations, the prior is fitted to the candidate.
 

@@ -106,9 +106,9 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs nearer to the largest value than to the least one.
+        """Return booleans, true for outputs nearer to ``high`` than to ``low``.
 
-        All are false if no input gives the largest value.
+        All are false if no input of the activation gives its supremum ``high``.
         """
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
@@ -163,10 +163,10 @@ computes, or ``None`` if that is of no known kind."""
 
 
 def reads(*functions: Callable[..., Any]) -> Callable[[Read], Read]:
-    """Return a decorator that registers a function as the reader of calls of these torch functions.
+    """Return a decorator that registers a function as the reader of calls of torch functions.
 
-    The decorated function takes the arguments of such a call. It returns the operation that the
-    call computes, or ``None`` if it computes none of the known kinds.
+    The decorated function takes the arguments of a call of one of ``functions``. It returns the
+    operation that the call computes, or ``None`` if it computes none of the known kinds.
 
     Raises:
         ValueError: torch does not dispatch one of the functions, so that its calls are not seen.
@@ -274,7 +274,7 @@ IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=la
 def leaky_relu(tilt: float | Tensor) -> Activation:
     """Return the activation ``max(z, 0) + tilt · min(z, 0)``.
 
-    It has no inverse if the tilt is a tensor, as that may be trained, or if the tilt is ≤ 0.
+    The result has no inverse if the tilt is a tensor, which may be trained, or if the tilt is ≤ 0.
     """
     kinks = ((0.0, 1 - tilt),)
     if isinstance(tilt, Tensor):

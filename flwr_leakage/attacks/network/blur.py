@@ -30,7 +30,7 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
     """Return ``E max(0, z + σ n)``, the mean of a ReLU over standard normal noise n.
 
-    It is twice differentiable in z. The width σ > 0 is broadcast to z.
+    The result is twice differentiable in the ``inputs`` z. The width σ > 0 is broadcast to z.
 
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
@@ -43,7 +43,8 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return a ReLU averaged over noise, with its first two derivatives, without autograd.
 
-    ``width`` is the standard deviation σ > 0 of the noise, broadcast to z; ``None`` for none.
+    ``width`` is the standard deviation σ > 0 of the noise, broadcast to the ``inputs`` z; ``None``
+    for no noise.
 
     Returns:
         The value ``E max(0, z + σ n)`` over standard normal noise n; the slope Φ(z/σ); and the
@@ -177,7 +178,7 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:
-    """Return the standard deviations of the inputs of each call in a pass that has kinks.
+    """Return the standard deviations of the inputs of each call with kinks in a forward pass.
 
     Such a call is a max pooling, or an activation whose slope jumps. There is one tensor for each
     such call in one forward pass, which ``forward`` makes, in the order of the calls. For inputs

@@ -132,7 +132,7 @@ class Affine:
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
-        """Return whether the call is that of the linear layer whose weight has this name."""
+        """Return whether the call is that of the linear layer with this parameter as weight."""
         return self.name == weight and not self.is_convolution
 
     @property
@@ -207,11 +207,11 @@ class Pool:
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """Return one map (B, C, h, w) of values for each position in a pooling window.
+        """Return one map (B, C, h, w) for each position in a window, in the order of its rows.
 
-        Entry (i, j) of each map belongs to the window (i, j) of h × w windows. ``values``
-        (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs get the
-        value ``outside``.
+        Entry (i, j) of a map is the value at its position in window (i, j), of h × w windows.
+        ``values`` (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs
+        get the value ``outside``.
         """
         out, right = [], []
         for axis in (0, 1):

@@ -110,7 +110,8 @@ def factorize(
         inside = basis.T @ part
         inner, singular, outer = torch.linalg.svd(inside, full_matrices=False)
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
-        # A difference of squares would be rounded to a false noise of 1e-8.
+        # The residual itself is squared: a difference of two squared norms would be rounded to a
+        # false noise of 1e-8.
         outside = float((part - basis @ inside).square().sum())
         rank, noise = _split(part, columns, singular, outside, above)
         if 2 * rank <= size or size == limit:
@@ -328,7 +329,8 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Log-probabilities of the logits z + s ∘ b have the derivative (I − 1 pᵀ) diag(s) by b.
+        # Log-probabilities of the logits z + s ∘ b, with a bias b, have the derivative (I − 1 pᵀ)
+        # diag(s) by b, where p is their softmax.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
         follows = float((slopes - expected).abs().max()) <= 1e-4
