@@ -93,7 +93,8 @@ class Analytic(ExactAttack):
             budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
-            ValueError: as :meth:`check` says, or the layer's bias has a zero gradient.
+            ValueError: :meth:`check` refuses the update or the network, or the layer's bias has a
+                zero gradient.
         """
         use, order = _first_layer(problem)
         assert use.bias is not None

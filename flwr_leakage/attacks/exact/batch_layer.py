@@ -40,9 +40,9 @@ that the gradient's noise causes, plus float32's rounding. Under noise alone, a 
 over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once in 1e90 times."""
 
 NEARBY = 24
-"""Number of random points near a sample's estimated input at which the sample's errors are computed
-anew, as units near zero may be on or off. The right states of four such units are among these
-points with a chance of 79 %. Each point costs a pass."""
+"""Number of random points near a sample's estimated input at which its ∂L/∂z by the layer's outputs
+z is computed anew, as units near zero may be on or off. The right states of four such units are
+among these points with a chance of 79 %. Each point costs a pass."""
 
 ZERO_SHARE = 1e-9
 """An entry of a layer's input counts as zero in all samples if its magnitude is below this fraction
@@ -192,8 +192,8 @@ class BatchLayer:
     def surplus(self) -> int:
         """Number of units that some sample of the batch activates, minus the gradient's rank b.
 
-        Each unit more than b is an equation that the errors of true samples meet, and the errors of
-        wrong candidates do not.
+        Each unit more than b is an equation that the errors ∂L/∂z of true samples meet, and the
+        errors of wrong candidates do not.
         """
         return int(self.live.sum()) - self.factor.rank
 
@@ -343,11 +343,11 @@ class BatchLayer:
         return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
-        """Return a candidate sample, with errors of a nearby input if they fit the gradient better.
+        """Return a candidate sample, with the ∂L/∂z of a nearby input if that fits better.
 
         An input that is known to a few digits does not tell whether units near zero are on. Nearby
         inputs have either state of these units, and the gradient shows which state is right. Only
-        the candidate's errors and the measures of their fit are replaced; its input stays.
+        the candidate's ∂L/∂z and the measures of its fit are replaced; its input stays.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -375,12 +375,12 @@ class BatchLayer:
     def explained(
         self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
     ) -> Tensor:
-        """Return a sample's input h (n,), or a nearby one whose errors fit the gradient better.
+        """Return a sample's input h (n,), or a nearby one whose ∂L/∂z fits the gradient better.
 
-        The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit.
-        Otherwise random points near h are tried, and the one with the least misfit is returned.
-        ``label`` is the sample's class, and ``spread`` the standard deviation of the error of each
-        entry of h.
+        The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit, the
+        part of ∂L/∂z outside the gradient's span. Otherwise random points near h are tried, and the
+        one with the least misfit is returned. ``label`` is the sample's class, and ``spread`` the
+        standard deviation of the error of each entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and random points at one and three standard deviations
@@ -395,25 +395,25 @@ class BatchLayer:
         return points[int(misfits.argmin())]
 
     def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coordinates q = Uᵀ s (M, b) of M error vectors s (m,), and their misfits (M,).
+        """Return the coordinates q = Uᵀ s (M, b) of M errors s = ∂L/∂z (m,), and their misfits.
 
-        U (m, b) is the orthonormal left factor of the layer's gradient. The misfit ‖s − U q‖ / ‖s‖
-        is the part of s outside the gradient's span.
+        U (m, b) is the orthonormal left factor of the layer's gradient. The misfits (M,) are ‖s − U
+        q‖ / ‖s‖, the parts of s outside the gradient's span.
         """
         columns = errors @ self.factor.left
         rest = (errors - columns @ self.factor.left.T).norm(dim=1)
         return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Return which of M error vectors of one sample fits the gradient best.
+        """Return which of M errors s = ∂L/∂z (m,) of one sample fits the gradient best.
 
-        An error vector fits if it lies in the gradient's span and its coordinates q there meet t·q
-        = 1, with the sample's dual t (b,). If the client scaled its update, only the first
-        condition is used.
+        An error fits if it lies in the gradient's span and its coordinates q there meet t·q = 1,
+        with the sample's dual t (b,), which gives its input. If the client scaled its update, only
+        the first condition is used.
 
         Returns:
-            The index of the best error vector; the coordinates q (M, b) of all; and their misfits
-            (M,), the shares outside the span.
+            The index of the best error; the coordinates q (M, b) of all; and their misfits (M,),
+            the shares outside the span.
         """
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)

@@ -164,9 +164,9 @@ def _from_head(
 ) -> list[BatchSample]:
     """Return samples of a linear layer, found from those that the last layer's gradient shows.
 
-    Features behind a ReLU, ``a = max(0, z)``, show which units are on. So a sample's error before
-    the ReLU is ``Wᵀ δ`` on these units and zero elsewhere, where W is the next layer's weight and δ
-    the error of its outputs. The errors of all samples together give their duals (see
+    Features behind a ReLU, ``a = max(0, z)``, show which units are on. So a sample's error ∂L/∂z is
+    ``Wᵀ δ`` on these units and zero elsewhere, where W is the next layer's weight and δ the
+    derivative of the loss by its outputs. The errors of all samples together give their duals (see
     :class:`LayerFactor`), and the duals give the features of the layer in front.
 
     The list is empty in three cases: the last layer's gradient does not separate all samples;
@@ -241,7 +241,8 @@ class ExactBatch(ExactAttack):
             generator: the random stream for probe images and for factorisations.
 
         Raises:
-            ValueError: no linear layer can be used, or nothing separates the best one's samples.
+            ValueError: no linear layer can be used, or nothing separates the samples of the best
+                layer.
         """
         _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
@@ -332,9 +333,9 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
     """Return a whole batch: the samples found, and a mean image for each missing one.
 
     The samples were found at a layer that takes the network's input. The gradient that they do not
-    explain gives the mean input of the missing samples, weighted by their errors. The labels of
-    missing samples are guessed one by one: each is the class at which the unexplained gradient of
-    the last bias is least.
+    explain gives the mean input of the missing samples, weighted by the derivatives of their
+    losses. The labels of missing samples are guessed one by one: each is the class at which the
+    unexplained gradient of the last bias is least.
     """
     order = found.order
     assert order is not None  # the layer's inputs are pixels, not features
@@ -362,8 +363,8 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
 LEAST_AGREEMENT = 0.9
 """Least share of a layer's units for which two statements must agree: that a found image activates
-the unit, and that the image's error at the unit is not zero. By chance they agree for half of the
-units, and for 0.9 of 50 units or more once in 4e8 times."""
+the unit, and that the derivative of the image's loss by the unit's output is not zero. By chance
+they agree for half of the units, and for 0.9 of 50 units or more once in 4e8 times."""
 
 
 def recover_steps(

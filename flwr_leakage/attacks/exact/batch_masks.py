@@ -134,10 +134,11 @@ class MaskColumns:
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
         """Return the mask search for a layer, or None if masks do not determine errors.
 
-        Masks do not determine errors if no next layer, ``following``, takes the ReLU of the layer's
-        outputs, or if other paths of the network lead around the next layer. Nor do they if there
-        are too few units: the number of units that some sample activates must exceed the sum of the
-        ranks of both layers' gradients by at least ``SPARE_EQUATIONS``.
+        Masks say which units are on, and errors are the derivatives of the loss by the layer's
+        outputs. Masks do not determine errors if no next layer, ``following``, takes the ReLU of
+        the layer's outputs, or if other paths of the network lead around the next layer. Nor do
+        they if there are too few units: the number of units that some sample activates must exceed
+        the sum of the ranks of both layers' gradients by at least ``SPARE_EQUATIONS``.
         """
         if following is None or not (layer.rectified and following.alone):
             return None
@@ -163,8 +164,8 @@ class MaskColumns:
         """Return the sample to which a candidate's mask leads, or None if there is no new one.
 
         The mask, which says which units the candidate activates, is corrected until it no longer
-        changes. It then determines a sample's error; see :func:`settle_masks`. ``found`` are the
-        samples already found.
+        changes. It then determines the derivative of a sample's loss by the layer's outputs; see
+        :func:`settle_masks`. ``found`` are the samples already found.
         """
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
@@ -177,9 +178,10 @@ class MaskColumns:
     ) -> Iterator[BatchSample]:
         """Yield the new samples that S masks (S, m), true for active units, give.
 
-        Each mask is corrected until it no longer changes. It then determines a sample's error; see
-        :func:`settle_masks`. ``judged`` maps a mask's index to its candidate sample, or to ``None``
-        if that candidate fails a check. ``found`` holds the samples that are found already.
+        Each mask is corrected until it no longer changes. It then determines the derivative of a
+        sample's loss by the layer's outputs; see :func:`settle_masks`. ``judged`` maps a mask's
+        index to its candidate sample, or to ``None`` if that candidate fails a check. ``found``
+        holds the samples that are found already.
         """
         for start, errors, misfit in settle_masks(self.layer.factor.left, self.behind, masks):
             column = self._new_column(errors, misfit, found)
@@ -188,7 +190,7 @@ class MaskColumns:
                 yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
-        """Return the misfit up to which a sample that a mask gives counts as true.
+        """Return the misfit up to which a sample that a ReLU mask gives counts as true.
 
         A misfit is the part of the sample's errors, the derivatives of its loss by the layer's
         outputs, outside the span of the columns of the weight's gradient, in [0, 1]. The limit is
@@ -198,10 +200,11 @@ class MaskColumns:
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the found samples, with inputs solved from the errors of all of them at once.
+        """Return the found samples, with inputs solved from the ∂L/∂z of all of them at once.
 
         If some samples of the batch are not found yet, each input follows from the sample's own
-        dual instead, and only samples with exact inputs are returned.
+        dual t (b,) instead, and only samples with exact inputs are returned. The derivatives ∂L/∂z
+        are those by the layer's outputs z.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
@@ -232,11 +235,12 @@ class MaskColumns:
     ) -> Tensor | None:
         """Return the coordinates q of a sample's errors ``s = U q``, or None if it is known.
 
-        The errors s (m,) have length 1. The vector q (b,) has one entry for each column of U
-        (m, b), the orthonormal left factor of the layer's gradient. A sample is known if at most
-        a share of q lies outside the span of the found samples' q: 1e-6, or 10 times the misfit
-        ``‖s − U q‖`` if that is more (chosen on development draws; no table of results is kept).
-        None is also returned for a misfit above :meth:`limit`.
+        The errors s (m,), the derivatives of the loss by the layer's outputs, have length 1. The
+        vector q (b,) has one entry for each column of U (m, b), the orthonormal left factor of the
+        layer's gradient. A sample is known if at most a share of q lies outside the span of the
+        found samples' q: 1e-6, or 10 times the misfit ``‖s − U q‖`` if that is more (chosen on
+        development draws; no table of results is kept). None is also returned for a misfit above
+        :meth:`limit`.
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
@@ -252,11 +256,11 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return a candidate sample with its errors replaced by the errors s that a mask gave.
+        """Return a candidate sample with its ∂L/∂z replaced by the vector s that a ReLU mask gave.
 
         ``errors`` s (m,) has length 1. ``column`` q (b,) holds its coordinates in the gradient's
         span, and ``misfit`` is the length of its part outside the span. A sample's dual t (b,)
-        gives its input, and t·q = 1 for its own q. First s is scaled to the candidate's own errors.
+        gives its input, and t·q = 1 for its own q. First s is scaled to the candidate's own ∂L/∂z.
         If t·q ≈ 1 then holds for the candidate's t, s belongs to the candidate, whose dual is kept.
         Otherwise the mask of the candidate led to another sample, whose dual is not known yet. In
         place of this dual, the result has the part of q outside the span of the samples in
@@ -285,7 +289,7 @@ class MaskColumns:
 def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
     """Return the part of a vector q (b,) outside the span of the found samples' columns.
 
-    A sample's column (b,) holds the coordinates of its errors in the span of a layer's gradient,
+    A sample's column (b,) holds the coordinates of its ∂L/∂z in the span of a layer's gradient,
     which has rank b.
     """
     if not found:
@@ -299,9 +303,10 @@ def settle_masks(
 ) -> list[tuple[int, Tensor, float]]:
     """Return the errors that ReLU masks determine, once corrections no longer change the masks.
 
-    For a mask D, the errors s (m,) are the vector of span(D W₂ᵀ V₂) with the least angle to
-    span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the corrected mask is on if U
-    q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b + d) operations.
+    For a mask D of active units, the errors s = ∂L/∂z (m,) are the vector of span(D W₂ᵀ V₂) with
+    the least angle to span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the
+    corrected mask is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b +
+    d) operations.
 
     ``masks`` (S, m) are true for active units. ``left`` is U, the orthonormal left factor of the
     layer's gradient. ``behind`` is a basis of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the
@@ -343,10 +348,11 @@ def settle_masks(
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
     """Return the unit vector (m,) under a mask nearest to the gradient's span, and its distance.
 
-    The vector is a sample's error. It lies in the span of the columns of ``behind`` (m, d), a basis
-    of errors before the mask, whose entries are set to zero where the mask (m,) is false. U (m, b),
-    ``left``, has orthonormal columns, which span the gradient's columns. The distance is the sine
-    of the angle between the vector and span(U).
+    The vector is the derivative of a sample's loss by the layer's outputs. It lies in the span of
+    the columns of ``behind`` (m, d), a basis of such derivatives before the mask, whose entries are
+    set to zero where the mask (m,) of active units is false. U (m, b), ``left``, has orthonormal
+    columns, which span the gradient's columns. The distance is the sine of the angle between the
+    vector and span(U).
     """
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)

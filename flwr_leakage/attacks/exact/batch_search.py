@@ -40,14 +40,15 @@ from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
 from flwr_leakage.values import require
 
 ROW_START_SHARE = 0.75
-"""Probability that a proposal's search starts at a random row of the gradient's left factor U
-(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no results are
-kept)."""
+"""Probability that the search for a sparse vector, which may show a sample, starts at a random row
+of the gradient's left factor U (``LayerFactor.left``) rather than at a Gaussian vector (chosen on
+development draws; no results are kept)."""
 
 ONE_SAMPLE_MISFIT = 0.1
-"""If a unit's gradient is taken as the input of one sample, the errors that this sample would have
-lie partly outside the span of the gradient. If this part is larger than the given share of their
-length, several samples activate the unit (chosen on development draws; no results are kept)."""
+"""If a unit's gradient is taken as the input of one sample, the ∂L/∂z by the layer's outputs z that
+this sample would have lies partly outside the span of the gradient. If this part is larger than the
+given share of its length, several samples activate the unit (chosen on development draws; no
+results are kept)."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last missing sample off the remaining gradient. Each attempt looks
@@ -109,7 +110,7 @@ class _Rest:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The transposed right factor Rᵀ (n', r) of the gradient of the r samples that remain.
+        """The right factor's transpose Rᵀ (n', r) of the gradient of the r samples that remain.
 
         It is shifted so that an entry without signal is zero, and only n' entries of the layer's
         input are kept; see :meth:`BatchLayer.in_pixels`.
@@ -163,7 +164,8 @@ class BatchSearch:
         # Samples that are true except for the size of their errors. The size shows the client's
         # scale.
         self._scaled: list[BatchSample] = []
-        # The next layer's gradient spans its inputs only if its errors have full rank.
+        # The next layer's gradient spans that layer's inputs only if the samples' errors there have
+        # full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
@@ -174,9 +176,9 @@ class BatchSearch:
     def run(self, scaled: bool = True) -> list[BatchSample]:
         """Return the samples that the search has found when it ends.
 
-        The search ends when all samples are found, when its limits are reached, or when no source
-        can propose more. ``scaled`` tells whether the client may have scaled its update by an
-        unknown factor. If so, the search also ends once candidates agree on the factor
+        The search ends when all samples are found, when its limits are reached, or when no way to
+        propose samples applies. ``scaled`` tells whether the client may have scaled its update by
+        an unknown factor. If so, the search also ends once candidates agree on the factor
         (:attr:`told_scale`), which must be divided out first.
         """
         budget = Budget.of(self.settings.max_seconds)
@@ -283,7 +285,7 @@ class BatchSearch:
         return dual
 
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
-        """Return the dual t (r,) whose outputs on a mask equal the next layer's inputs.
+        """Return a sample's dual t (r,), solved on the mask of the units that the sample activates.
 
         Let h = t R be the layer's input, where R is the right factor of the gradient of samples not
         found yet, and let a be the next layer's inputs. These are zero outside of the mask (m,),
@@ -304,9 +306,10 @@ class BatchSearch:
 
         If two samples activate a unit, its gradient shows one of them once the other is found. So a
         few samples from other sources may lead to many. A unit may seem to have one sample if the
-        error of a second sample is small. The input from that unit is not exact, and would spoil
-        the remaining equations. So each round takes only the units whose gradients fit one sample
-        best, with a misfit near the least. No round begins once the budget is spent.
+        derivative of a second sample's loss is small there. The input from that unit is not exact,
+        and would spoil the remaining equations. So each round takes only the units whose gradients
+        fit one sample best, with a misfit (:meth:`BatchLayer.misfits`) near the least. No round
+        begins once the budget is spent.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
@@ -387,8 +390,9 @@ class BatchSearch:
         """Return whether a dual (b,), of any length, belongs to one of the given samples.
 
         The dual t of a sample gives its input t R, where R is the right factor of the layer's
-        gradient. It is orthogonal to the columns of all other samples, their errors' coordinates in
-        the gradient's span, and far from orthogonal to its own sample's column.
+        gradient. A sample's column holds the coordinates of its ∂L/∂z in the gradient's span. The
+        dual is orthogonal to the columns of all other samples, and far from orthogonal to the
+        sample's own.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -399,9 +403,9 @@ class BatchSearch:
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
         """Return a candidate sample, maybe repaired, or None if it is known or not confirmed.
 
-        A sample in ``found`` is known. A candidate is confirmed if noise alone explains its misfit;
-        for a repair see :meth:`BatchLayer.repaired`. A candidate that is only nearly right would
-        spoil the equations of all later samples.
+        A sample in ``found`` is known. A candidate is confirmed if noise alone explains the misfit
+        of its ∂L/∂z to the gradient; for a repair see :meth:`BatchLayer.repaired`. A candidate that
+        is only nearly right would spoil the equations of all later samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:

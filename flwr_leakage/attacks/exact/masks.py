@@ -49,17 +49,17 @@ The other rows are linear equations about these outputs, each of length one. The
 that the sum only decides among solutions of the equations."""
 
 FLIPPABLE, MOST_FLIPS = 24, 3
-"""Number of a mask's most doubtful entries, which may be flipped, and the largest number of them
-that are flipped at once. The most doubtful entries are those whose ReLU has an input nearest to
-zero. So Σ_{n ≤ 3} C(24, n) = 2,325 masks are tried for a channel; a wrong mask meets the bias's
-gradient about once in 1e5 times. Larger numbers find masks with more errors, and let more wrong
-ones pass."""
+"""Number of the most doubtful entries of a channel's mask of active ReLUs, which may be flipped,
+and the largest number of them that are flipped at once. The most doubtful entries are those whose
+ReLU has an input nearest to zero. So Σ_{n ≤ 3} C(24, n) = 2,325 masks are tried for a channel; a
+wrong mask meets the bias's gradient about once in 1e5 times. Larger numbers find masks with more
+errors, and let more wrong ones pass."""
 
 WORTH = 0.9
-"""Factor by which a mask must lower the distance from the observed weight gradient, for every entry
-in which it differs from the mask of a candidate input. A right mask mostly lowers the distance to
-about a half of that of the candidate's mask. A wrong mask, which differs in three entries or more,
-lowers it to 0.8 at best, while 0.9³ = 0.73 is asked of it."""
+"""Factor by which a mask of active ReLUs must lower the distance from the observed weight gradient,
+for every entry in which it differs from the mask of a candidate input. A right mask mostly lowers
+the distance to about a half of that of the candidate's mask. A wrong mask, which differs in three
+entries or more, lowers it to 0.8 at best, while 0.9³ = 0.73 is asked of it."""
 
 NOISE = 2e-7
 """Assumed relative error of float32 gradients. In the equations for a channel's values, singular
@@ -72,8 +72,8 @@ right masks differ by a share of 1e-8 to 1e-7, and a few wrong ones by less than
 share proves wrong masks, and a smaller one fewer right masks. No table of these shares is kept."""
 
 PRECISION = 1e-3
-"""A ReLU's output counts as known if the standard deviation of its error is below this share of
-the root mean square of its channel's outputs."""
+"""A ReLU's output counts as known if the standard deviation of its error is below this share of the
+root mean square of its channel's outputs. A larger share takes less exact outputs for known."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class Channel:
 
         ``order`` holds the indices (P,) of all entries, from the most to the least likely active
         one. Of the numbers n from ``fewest`` to ``most``, the one is taken for which the sum of the
-        entries' ``errors`` is nearest to the bias's gradient. The mask is proven if the two differ
-        by at most ``slack``.
+        loss's derivatives at these entries, ``errors``, is nearest to the bias's gradient. The mask
+        is proven if the two differ by at most ``slack``.
         """
         mask = np.zeros(len(self.errors), bool)
         sums = np.append(0.0, self.errors[order].cumsum())
@@ -207,11 +207,11 @@ class Channel:
     def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
         """Return a function that measures how badly a mask (P,) explains the weight gradient.
 
-        ``first`` (P,) is the mask of a candidate input, and ``patches`` (K, P) is the layer's input
-        at the candidate. The function's value is the logarithm of the distance between the observed
-        gradient and the one that the candidate has with the mask, plus ``−log(WORTH)`` > 0 for
-        every entry in which the mask differs from ``first``. So a mask is worth its changes if its
-        value is at most that of ``first``.
+        A mask is true for active units. ``first`` (P,) is the mask of a candidate input, and
+        ``patches`` (K, P) is the layer's input at the candidate. The function's value is the
+        logarithm of the distance between the observed gradient and the one that the candidate has
+        with the mask, plus ``−log(WORTH)`` > 0 for every entry in which the mask differs from
+        ``first``. So a mask is worth its changes if its value is at most that of ``first``.
         """
 
         def misfit(mask: Array) -> float:

@@ -143,7 +143,7 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The least noise of all known outputs, relative to their size; 0 if none is known."""
+        """The least relative noise of a ReLU's known outputs; 0 if no noise is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
@@ -161,7 +161,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward pass of a network whose ReLUs are replaced by given masks.
+    """The backward pass of a network whose ReLUs are replaced by given masks of active units.
 
     Attributes:
         problem: the problem with the network.

@@ -64,7 +64,7 @@ class Fading:
 
     @property
     def weights(self) -> list[float]:
-        """The weights α of the prior in successive steps of the fading, in falling order."""
+        """The weights α of the prior in successive Gauss–Newton steps, in falling order."""
         found = [self.first]
         while found[-1] * self.factor > self.last:
             found.append(found[-1] * self.factor)
@@ -190,32 +190,39 @@ class Stage(Enum):
     """
 
     ROUGH = "rough fading"
-    """The first fading. It starts from grey, with the masks that are proven without a candidate."""
+    """The first series of Gauss–Newton steps with a falling weight of the prior. It starts from a
+    grey image, with the masks of ReLUs that are proven without a candidate for the input."""
 
     MIDDLE = "fading"
-    """A fading that starts from the best candidate, after a candidate that proved masks."""
+    """A series of Gauss–Newton steps with a falling weight of the prior. It starts from the best
+    candidate for the input, after a candidate that proved masks of ReLUs."""
 
     LONGER = "longer fading"
-    """A fading that starts from the best candidate and ends at a lower weight of the prior, after
-    a candidate that proved no mask."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls lower than in
+    ``MIDDLE``. It starts from the best candidate for the input, after a candidate that proved no
+    mask of a ReLU."""
 
     DEEP = "deep fading"
-    """A fading that starts from the best candidate and ends at a negligible weight of the prior,
-    once no more masks can be proven."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls to almost 0. It starts
+    from the best candidate for the input, once no more masks of ReLUs can be proven or two
+    candidates in a row proved none."""
 
     DEEP_FROM_GREY = "deep fading from grey"
-    """A fading to a negligible weight that starts from grey with a wider blur. It follows a deep
-    fading that did not meet the equations, and may end at another candidate."""
+    """A series of Gauss–Newton steps like ``DEEP``, but from a grey image and with a wider blur of
+    the ReLUs. It follows ``DEEP`` if that did not meet the equations, and may end at another
+    input."""
 
     FITTED = "fitted prior"
-    """A fading to a negligible weight that starts from a candidate that meets the equations, with
-    a prior that is fitted to this candidate. Gauss–Newton without a prior ends the fit."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls to almost 0. It starts
+    from a candidate for the input that meets the equations, and the prior is fitted to this
+    candidate. Gauss–Newton without a prior ends the fit."""
 
     EXHAUSTED = "exhausted"
-    """The end of a fit in which no fading met the equations."""
+    """The end of a fit in which no series of Gauss–Newton steps met the equations."""
 
     DOUBTFUL = "doubtful"
-    """The end of a fit in which no mask was proven, so that the gradient is not exact."""
+    """The end of a fit in which no mask of a ReLU was proven, which shows that the gradient is not
+    exact."""
 
     @property
     def is_deep(self) -> bool:

@@ -103,7 +103,7 @@ class ReluWalk:
     def _answer(self, op: Op, run: Run) -> Tensor:
         """Return the outputs of a call, with known masks applied to ReLUs and to their max pooling.
 
-        ``run`` makes the recognised call ``op`` and returns its own outputs.
+        ``run`` makes the recognised call ``op``, and returns the outputs that the model computes.
         """
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)

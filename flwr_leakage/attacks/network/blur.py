@@ -74,8 +74,9 @@ def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
     """Return a smooth maximum of several values of one shape, entry by entry.
 
-    :func:`blurred_maximum` merges the values pair by pair. Each value has a width σ > 0 of its
-    blur. The merged value gets the root mean square of the widths of the pair.
+    :func:`blurred_maximum` merges the values pair by pair. Each value has a width σ > 0, the
+    standard deviation of the noise that blurs it. The merged value gets the root mean square of the
+    widths of the pair.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -92,7 +93,8 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     """Return the outputs of a max pooling with a smooth maximum (:func:`blurred_largest`).
 
-    The width σ > 0 of the blur is broadcast to the pooling's inputs.
+    ``width``, the standard deviation σ > 0 of the noise that blurs the maximum, is broadcast to the
+    pooling's inputs.
     """
     # With −∞ as the padding, differences of two padded entries would be NaN.
     maps = pool.maps(pool.inputs, -1e4)

@@ -44,15 +44,15 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """The rank of the gradient: the number of samples, if their errors are independent."""
+        """The rank of the gradient: the number of samples, if their ∂L/∂Z are independent."""
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T
-        (f, b) holds the samples' duals, one in each row, and Q (b, f) their columns. The error of a
-        sample is U times its column.
+        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f,
+        b) holds the samples' duals, one in each row, and Q (b, f) their columns. A sample's input
+        is its dual times R, and its ∂L/∂Z is U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these

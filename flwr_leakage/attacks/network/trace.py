@@ -314,7 +314,7 @@ class Trace(FunctionMode):
         return None
 
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
-        """Note a call that returns its first argument transposed, or with zeros around it.
+        """Note in the trace if a call transposes its first argument or puts zeros around it.
 
         ``run`` is the call, ``inputs`` its first argument and ``outputs`` its result. A transpose
         is noted if the argument is a parameter, and zeros if the call is ``F.pad``.
