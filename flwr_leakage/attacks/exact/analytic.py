@@ -137,8 +137,8 @@ class Analytic(ExactAttack):
         off = 0.0 if bool(seen.all()) else bound * max(problem.spec.std)
         is_proof = not is_pruned and int((errors != 0).sum()) > 1 and off <= 1e-3
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
-            # The error of x is at most the gradient's, as least squares over several units average
-            # out part of the noise.
+            # The root of the misfit overestimates the error of x, as least squares over several
+            # units average out part of the gradient's noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
         return one_image(problem, images, float(misfit), stats, generator)
 

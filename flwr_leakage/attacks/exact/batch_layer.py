@@ -40,9 +40,9 @@ that the gradient's noise causes, plus float32's rounding. Under noise alone, a 
 over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once in 1e90 times."""
 
 NEARBY = 24
-"""Number of random points near a sample's estimated input at which its ∂L/∂z by the layer's outputs
-z is computed anew, as units near zero may be on or off. The right states of four such units are
-among these points with a chance of 79 %. Each point costs a pass."""
+"""Number of random points near a sample's estimated input at which the sample's ∂L/∂z, by the
+layer's outputs z, is computed anew, as units near zero may be on or off. The right states of four
+such units are among these points with a chance of 79 %. Each point costs a pass."""
 
 ZERO_SHARE = 1e-9
 """An entry of a layer's input counts as zero in all samples if its magnitude is below this fraction

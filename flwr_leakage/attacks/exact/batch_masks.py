@@ -260,8 +260,8 @@ class MaskColumns:
 
         ``errors`` s (m,) has length 1. ``column`` q (b,) holds its coordinates in the gradient's
         span, and ``misfit`` is the length of its part outside the span. A sample's dual t (b,)
-        gives its input, and t·q = 1 for its own q. First s is scaled to the candidate's own ∂L/∂z.
-        If t·q ≈ 1 then holds for the candidate's t, s belongs to the candidate, whose dual is kept.
+        gives its input, and t·q = 1 for its own q. If t·q ≈ 1 for the candidate's t, once s is
+        scaled to the candidate's own ∂L/∂z, then s belongs to the candidate, whose dual is kept.
         Otherwise the mask of the candidate led to another sample, whose dual is not known yet. In
         place of this dual, the result has the part of q outside the span of the samples in
         ``found``, scaled to t·q = 1.

@@ -147,7 +147,7 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
 
 
 def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchSample) -> float:
-    """Return the relative error that its own equations leave in a sample's input; ∞ without any.
+    """Return the relative error of a sample's input by the sample's own equations; ∞ without any.
 
     The input is t R, with the sample's dual t (b,) and the mixtures R (b, n) of inputs that the
     layer's gradient shows. Two kinds of equations determine t. At entries where the input is zero,

@@ -47,11 +47,12 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
-"""Standard deviation τ of the normal error of the values before pooling in the first step, in units
-of the standard deviation of the windows' values; the ratio of τ from step to step; and the number
-of steps before the maxima's places are corrected by the gradient. All constants of this module were
-chosen on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no results are
-kept."""
+"""The search for an image and for the places of its maxima in pooling windows assumes a normal
+error of the values before pooling. The constants are its standard deviation τ in the first step, in
+units of the standard deviation of the windows' values; the ratio of τ from step to step; and the
+number of steps before the maxima's places are corrected by the gradient. All constants of this
+module were chosen on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no
+results are kept."""
 
 JOINS = 0.12
 """The gradient of the convolution takes part in the fit once the standard deviation τ of the error
@@ -77,10 +78,10 @@ gradients did not reach the directions that only the gradient determines, and an
 dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""The noise of a channel's gradient counts as at least this share of the channel's mean squared
-residual before its maxima's places are corrected. The second number is the factor d by which an
-equation with misfit m, in units of its assumed error, loses weight: its weight is divided by 1 + d
-m²."""
+"""Least noise of a channel's gradient, as a share of the mean squared residual that this gradient
+has before a step corrects the places of the channel's maxima. The second number is the factor d by
+which an equation with misfit m, in units of its assumed error, loses weight: its weight is divided
+by 1 + d m²."""
 
 TURNS, GAIN = 40, 0.5
 """Largest number of changes of maxima's places in a channel in one step of the search, and the gain

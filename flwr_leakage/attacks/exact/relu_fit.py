@@ -286,8 +286,8 @@ set of equations is in units of the root mean square of its right-hand side. The
 def fading_of(stage: Stage) -> Fading:
     """Return the settings of the Gauss–Newton steps of a stage, in which the prior's weight falls.
 
-    The deep fadings and the fading with the fitted prior share their last weight, their factor and
-    the number of iterations, and their last steps have no blur. All values were chosen on
+    ``DEEP``, ``DEEP_FROM_GREY`` and ``FITTED`` share their last weight, their factor and the number
+    of iterations, and their last steps do not average ReLUs over noise. All values were chosen on
     development draws; no table of results is kept.
     """
     if stage is Stage.ROUGH:
