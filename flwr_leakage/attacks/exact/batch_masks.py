@@ -202,9 +202,9 @@ class MaskColumns:
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
         """Return the found samples, with inputs solved from the ∂L/∂z of all of them at once.
 
-        If some samples of the batch are not found yet, each input follows from the sample's own
-        dual t (b,) instead, and only samples with exact inputs are returned. The derivatives ∂L/∂z
-        are those by the layer's outputs z.
+        If some samples of the batch are not found yet, each input is t R, with the sample's own
+        dual t (b,) and the right factor R of the gradient, and only samples with exact inputs are
+        returned. The derivatives ∂L/∂z are those by the layer's outputs z.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank

@@ -53,9 +53,9 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.values import require
 
 MET = 1e-8
-"""Relative squared distance up to which features, or a gradient, count as met. Its root is 1e-4,
-ten times the relative error 1e-5 of a pass in single precision. A larger distance may still count
-as met if the noise of the features explains it."""
+"""Relative squared distance up to which features count as the known ones, or a gradient as the
+observed one. Its root is 1e-4, ten times the relative error 1e-5 of a pass in single precision. A
+larger distance of features may still do if their noise explains it."""
 
 FITTED = 3
 """Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
