@@ -55,7 +55,7 @@ from flwr_leakage.values import require
 MET = 1e-8
 """Relative squared distance up to which features count as the known ones, or a gradient as the
 observed one. Its root is 1e-4, ten times the relative error 1e-5 of a pass in single precision. A
-larger distance of features may still do if their noise explains it."""
+larger distance of features is accepted, too, if their noise explains it."""
 
 FITTED = 3
 """Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
