@@ -32,9 +32,9 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
-"""Key in the stats of a reconstruction whose pixels that pruning hides are the mean of a posterior.
-Its value is an upper bound of the root-mean-square error that the posterior expects of these
-pixels, for pixel values in [0, 1]."""
+"""Key in the ``stats`` of a reconstruction in which a posterior's mean fills the pixels that
+pruning hides. Its value is an upper bound of the root-mean-square error that the posterior expects
+of these pixels, for pixel values in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,19 @@ class Analytic(ExactAttack):
     If pruning keeps no entry of pixel j, the pixel is only known up to ``|x_j| ≤ τ / max_i |δ_i|``,
     where τ is the smallest magnitude kept. :mod:`~flwr_leakage.attacks.exact.pruned_layers`
     estimates such pixels from the gradients of later linear layers and a Gaussian prior of images.
-    ``stats["posterior_deviation"]`` is the expected error of these pixels.
+    The reconstruction's ``stats["posterior_deviation"]`` is the expected error of these pixels.
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
     the client knows. Pixels follow from the input x by the assumed normalisation, and count as
     proven if they lie in their range; see :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
-    The attack takes an update of one sample. Several steps of gradient descent, with momentum or
-    not, show it as one does: their sum is ``(Σ_t w_t δ_t) xᵀ``, and that of the bias is
-    ``Σ_t w_t δ_t``. Weight decay of several steps, which adds weights that moved, is refused. If
-    several steps were pruned, pixels without a kept entry stay at zero. The model's first layer
-    must be linear with a bias, and its weight and bias must be trained.
+    The attack takes an update of one sample. The update may come from several steps t of gradient
+    descent, with momentum or not: that of W is then ``(Σ_t w_t δ_t) xᵀ``, and that of the bias is
+    ``Σ_t w_t δ_t``, with the same unknown factors w_t. Weight decay of several steps, which adds
+    weights that moved, is refused. If several steps were pruned, pixels without a kept entry stay
+    at zero. The model's first layer must be linear with a bias, and its weight and bias must be
+    trained.
     """
 
     purpose: ClassVar[str] = "analytic"
@@ -92,7 +93,8 @@ class Analytic(ExactAttack):
             budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
-            ValueError: as :meth:`check` says, or the layer's bias has a zero gradient.
+            ValueError: :meth:`check` refuses the update or the network, or the layer's bias has a
+                zero gradient.
         """
         use, order = _first_layer(problem)
         assert use.bias is not None
@@ -106,12 +108,14 @@ class Analytic(ExactAttack):
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # the largest magnitude that an unseen pixel may have
-        # Without pruning, an entry is zero only if its pixel or the error of its unit is zero.
+        # Without pruning, an entry of ∂L/∂W is zero only if its pixel or the error of its unit is
+        # zero.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
         if is_pruned and problem.schedule.num_steps > 1:
-            # Later layers' inputs move from step to step. Entries may be zero by rounding alone.
+            # Over several steps, later layers' inputs change, so that their gradients tell no pixel
+            # here. Entries of ∂L/∂W may be zero by rounding alone.
             sizes = (kept.T @ errors.square()).clamp_min(torch.finfo(weight.dtype).tiny)
             taken, stage = weight.T @ errors / sizes, f"{int(seen.sum())} of {len(seen)} pixels"
         elif is_pruned:
@@ -128,12 +132,13 @@ class Analytic(ExactAttack):
             stage = f"{int(seen.sum())} of {len(seen)} pixels, {told}"
         images = inputs.reshape(1, *problem.spec.shape)
         stats: dict[str, Any] = {"stage": stage, **more}
-        # A zero column is a pixel of the sample that is zero, or one so small that its entries
-        # were pruned. A proof allows the latter an error of 1e-3 of the pixels' range.
+        # A zero column of ∂L/∂W belongs to a pixel that is zero, or so small that its entries were
+        # pruned. A proof allows a pruned pixel an error of 1e-3 of the pixels' range.
         off = 0.0 if bool(seen.all()) else bound * max(problem.spec.std)
         is_proof = not is_pruned and int((errors != 0).sum()) > 1 and off <= 1e-3
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
-            # Least squares over several units average out part of the gradient's noise.
+            # The root of the misfit overestimates the error of x, as least squares over several
+            # units average out part of the gradient's noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
         return one_image(problem, images, float(misfit), stats, generator)
 
@@ -147,7 +152,8 @@ def one_image(
 ) -> Reconstruction:
     """Return the result of an exact attack that found one image, with the image's likeliest label.
 
-    ``misfit`` becomes the objective of the result, and ``stats`` becomes its stats.
+    ``misfit`` becomes the objective of the result, and ``stats`` becomes its stats. The label is
+    read from the update, or else is the class whose gradient is nearest to the observed one.
 
     Raises:
         ValueError: the labels that are read from the update are not those of one sample.
@@ -202,21 +208,24 @@ def fill_in(
     centres: Float[Tensor, " n"],
     bounds: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """Return the most likely image (n,), given the seen pixels and rough values of the unseen ones.
+    """Return the most likely image (n,), given its seen pixels and rough values of the unseen ones.
 
     Let Q be the inverse covariance and μ the mean of the Gaussian prior of images, u the unseen and
     s the seen pixels, m the rough values (``centres``) and c the largest distances of the pixels
     from them (``bounds``). The image solves
-    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
-    a uniform law on [m − c, m + c]. Of the flattened image ``inputs`` only the pixels are used
-    where ``seen`` is true, and of m and c only the others.
+
+        (Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u,
+
+    where c²/3 is the variance of a uniform law on [m − c, m + c]. ``seen`` is true for the seen
+    pixels. Of the flattened image ``inputs`` only these are used, and of m and c only the entries
+    of unseen pixels.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Return Q d at the unseen pixels, for an offset d (n,) of the image from grey.
+        """Return Q d at the unseen pixels only, for an offset d (n,) of the image from grey.
 
         Q is the inverse covariance of the prior of images.
         """

@@ -2,13 +2,13 @@
 
 A linear layer computes ``z = W h + c`` with m outputs. For a batch of b samples, its gradient is
 ``∂L/∂W = S H``, where row i of H is the input h of sample i, and column i of S is that sample's
-*error* ``s = ∂L/∂z``. The gradient shows the span of the b columns of S, for which U (m, b) is an
-orthonormal basis (:class:`~flwr_leakage.attacks.network.linear.LayerFactor`).
+*error* ``s = ∂L/∂z``. The gradient shows the span of the b columns of S, of which the columns of U
+(m, b) are an orthonormal basis (:class:`~flwr_leakage.attacks.network.linear.LayerFactor`).
 
 The network behind the layer judges a candidate for one sample's input h. A pass from the layer's
 outputs z onwards gives the error s, m numbers, for each label. If h was in the batch, then s is a
-column of S. So it lies in the span of U, and its coordinates in U fit h. These are m − b + 1
-equations that the search for h does not use.
+column of S. So s lies in the span of U, and its size fits h. These are m − b + 1 equations that the
+search for h does not use.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,21 +34,21 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
 EXACT_MULTIPLE = 5.0
-"""A sample is exact if its misfit, the part of its vector ∂L/∂z (z are the layer's outputs) outside
-the span of the columns of ∂L/∂W, is at
-most this multiple of the misfit that the gradient's noise causes, plus float32's rounding. By
-noise alone, a root mean square over ``SPARE_EQUATIONS`` or more is never five times what is
-expected (once in 1e90 times)."""
+"""Let z be a layer's outputs. A sample's misfit is the part of its ∂L/∂z outside the span of the
+columns of ∂L/∂W. The sample counts as exact if its misfit is at most this multiple of the misfit
+that the gradient's noise causes, plus float32's rounding. Under noise alone, a root mean square
+over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once in 1e90 times."""
 
 NEARBY = 24
-"""Number of random points near a sample's input at which its errors are computed anew. The right
-signs of four doubtful units are among these points with a chance of 79 %. Each point costs a
-pass."""
+"""Number of random points near a sample's estimated input at which the sample's ∂L/∂z, by the
+layer's outputs z, is computed anew, as units near zero may be on or off. The right states of four
+such units are among these points with a chance of 79 %. Each point costs a pass."""
 
 ZERO_SHARE = 1e-9
-"""An entry of the inputs counts as zero in all samples if its magnitude is below this fraction
-of the largest entry. Rounding of mixtures of samples is 1e-15 of the largest entry, times the
-condition number of the gradient's factors. So this number may be up to 1e6."""
+"""An entry of a layer's input counts as zero in all samples if its magnitude is below this fraction
+of the largest entry in every mixture of the samples' inputs. Rounding of a mixture is 1e-15 of the
+largest entry, times the condition number of the gradient's factors. So this condition number may be
+up to 1e6."""
 
 NUM_PROBES = 4
 """Number of random images whose passes show how the layers of the network are connected."""
@@ -66,8 +66,9 @@ class BatchSample:
         dual: t (b,), the sample's row of T, scaled such that t·β = 1.
         inputs: h = t R (n,), the sample's input of the layer.
         outputs: z (m,), the layer's outputs for this input.
-        label: the class for which the network's errors fit the gradient best.
-        errors: s = ∂L/∂z (m,), which the network behind the layer predicts for that label.
+        label: the class for which the predicted errors fit the gradient best.
+        errors: s = ∂L/∂z (m,), which the network behind the layer predicts for this input and
+            label.
         column: q (b,), the sample's column of Q: the coordinates of s in the span of U.
         misfit: ‖s − U q‖ / ‖s‖, the part of s outside the span of U, in [0, 1].
         expected: the misfit that noise of the gradient alone would cause for a true sample.
@@ -88,8 +89,8 @@ class BatchSample:
     def is_aligned(self) -> bool:
         """Return whether noise and rounding alone explain the sample's misfit.
 
-        The misfit is the part of its predicted errors outside the gradient's span. For a true
-        sample it is about ``expected``, if each unit is rightly taken as on or off.
+        The misfit is the part of the sample's predicted errors outside the gradient's span. For a
+        true sample it is about ``expected``, if each unit is rightly taken as on or off.
         """
         return self.misfit <= explained_misfit(self.expected)
 
@@ -97,9 +98,9 @@ class BatchSample:
     def is_exact(self) -> bool:
         """Return whether noise and rounding alone explain the sample's misfit and scale error.
 
-        The misfit is the part of its predicted error ∂L/∂z outside the gradient's span. The scale
+        The misfit is the part of the predicted error ∂L/∂z outside the gradient's span. The scale
         error is the relative difference between the size of ∂L/∂z and the size that the gradient
-        shows for it.
+        shows for the sample.
         """
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
@@ -108,7 +109,7 @@ def explained_misfit(expected: float) -> float:
     """Return the largest misfit that float32 rounding and noise of the gradient explain.
 
     A misfit is the part of a sample's predicted errors outside the gradient's span, in [0, 1].
-    ``expected`` is the one that noise of the gradient alone would cause.
+    ``expected`` is the misfit that noise of the gradient alone would cause.
     """
     return EXACT_MULTIPLE * expected + FLOAT32_RELATIVE_ERROR
 
@@ -126,7 +127,8 @@ class BatchLayer:
         order: the order in which the layer takes the pixels of the input; ``None`` if it takes
             features.
         sparse_inputs: whether h is nonnegative with zeros, as the outputs of a ReLU are.
-        rectified: whether a ReLU follows the layer, so that errors of inactive units are zero.
+        rectified: whether a ReLU follows the layer, so that a sample's errors are zero at units
+            that it does not activate.
         alone: whether all paths of the network lead through the layer, so that it determines the
             logits.
     """
@@ -173,10 +175,10 @@ class BatchLayer:
 
     @cached_property
     def right(self) -> Tensor:
-        """The right factor R of the layer's gradient, scaled so that no signal means zero.
+        """The right factor R of the layer's gradient, shifted so that an entry without signal is 0.
 
-        Each of its b rows is a mixture of samples' inputs. It has the shape (b, n'), as columns
-        that are zero are left out. An image's input is without signal where it is black; see
+        Each of the b rows is a mixture of samples' inputs. The shape is (b, n'), as columns that
+        are zero are left out. An image is without signal where it is black; see
         :meth:`BatchLayer.in_pixels`.
         """
         return self.in_pixels(self.factor.right, self.factor.bias)
@@ -190,8 +192,8 @@ class BatchLayer:
     def surplus(self) -> int:
         """Number of units that some sample of the batch activates, minus the gradient's rank b.
 
-        Each unit more than b is an equation that the errors of true samples meet, and those of
-        others do not.
+        Each unit more than b is an equation that the errors ∂L/∂z of true samples meet, and the
+        errors of wrong candidates do not.
         """
         return int(self.live.sum()) - self.factor.rank
 
@@ -211,9 +213,9 @@ class BatchLayer:
     def in_units(self, inputs: Tensor) -> Tensor:
         """Return factors (M,) that make the relative errors of a layer's M inputs comparable.
 
-        A verdict on an input judges its relative error times its factor. For features the factor is
-        1. For images it turns an error relative to the image's root mean square into one relative
-        to the range of pixels.
+        A verdict on an input judges the input's relative error times its factor. For features the
+        factor is 1. For images it turns an error relative to the image's root mean square into an
+        error relative to the range of pixels.
         """
         if self.order is None:
             return inputs.new_ones(len(inputs))
@@ -221,7 +223,7 @@ class BatchLayer:
         return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Return mixtures (r, n') of a layer's inputs, scaled so that no signal means zero.
+        """Return mixtures (r, n') of a layer's inputs, so that entries without signal are 0.
 
         ``rows`` (r, n) holds weighted sums of samples' inputs, and ``shares`` (r,) the sums of
         their weights. Outputs of a ReLU are zero where the unit is inactive. An image is without
@@ -251,9 +253,9 @@ class BatchLayer:
     ) -> Iterator[Tensor]:
         """Yield the errors ∂L/∂z (M, m) of M samples for each assignment of labels (M,).
 
-        All come from one forward pass of the layers behind a linear layer's ``outputs`` z (M, m).
-        The loss is the mean over a batch of the problem's size. The layer's ``inputs`` (M, n) are
-        needed only if it takes the network's input.
+        All errors come from one forward pass of the layers behind a linear layer's ``outputs`` z
+        (M, m). The loss is the mean over a batch of the problem's size. The layer's ``inputs`` (M,
+        n) are needed only if it takes the network's input.
         """
         leaf = outputs.detach().clone().requires_grad_()
         images = None if inputs is None else self.images(inputs)
@@ -266,9 +268,9 @@ class BatchLayer:
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
         """Return the gradient that M samples give to all parameters but those of this linear layer.
 
-        ``inputs`` H (M, n) are those of this layer, and the pass starts from its outputs. The loss
-        is the mean over a batch of the problem's size, so the gradient is the sum over M samples
-        over that size.
+        ``inputs`` (M, n) are the samples' inputs of this layer, and the pass starts from its
+        outputs. ``labels`` (M,) holds their classes. The loss is the mean over a batch of the
+        problem's size, so the gradient is the sum over M samples over that size.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -281,7 +283,7 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        # The loss does not depend on these parameters, as the layer's outputs are given.
+        # The loss does not depend on the layer's own parameters, as its outputs are given.
         own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 
@@ -289,9 +291,9 @@ class BatchLayer:
         """Return the candidate sample that a dual t gives, judged by the network behind the layer.
 
         The gradient ``[∂L/∂W, ∂L/∂c]`` of the layer is factored as ``U [R, β]``. The sample's input
-        is t R, with t scaled to t·β = 1. It is None if t·β is zero, as the input then has no scale.
-        ``dual`` is t (b,), of any length. ``label`` is the sample's class, if it is known; else the
-        class that fits the gradient best is taken.
+        is t R, with t scaled to t·β = 1. The result is None if t·β is zero, as the input then has
+        no scale. ``dual`` is t (b,), of any length. ``label`` is the sample's class, if it is
+        known; else the class that fits the gradient best is taken.
         """
         factor = self.factor
         scale = float(dual @ factor.bias)
@@ -341,11 +343,11 @@ class BatchLayer:
         return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
-        """Return a candidate sample, with errors of a nearby input if these fit better.
+        """Return a candidate sample, with the ∂L/∂z of a nearby input if that fits better.
 
-        An input that is known to a few digits leaves open whether units near zero are on. Nearby
-        inputs have either state of these units, and the gradient shows which one is right. Only the
-        candidate's errors and their fit are replaced; its input stays.
+        An input that is known to a few digits does not tell whether units near zero are on. Nearby
+        inputs have either state of these units, and the gradient shows which state is right. Only
+        the candidate's ∂L/∂z and the measures of its fit are replaced; its input stays.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -373,15 +375,16 @@ class BatchLayer:
     def explained(
         self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
     ) -> Tensor:
-        """Return a sample's input h (n,), or a nearby one whose errors fit the gradient better.
+        """Return a sample's input h (n,), or a nearby one whose ∂L/∂z fits the gradient better.
 
-        The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit.
-        Otherwise random points near h are tried, and the one with the least misfit is returned.
-        ``label`` is the sample's class, and ``spread`` the standard deviation of the error of each
-        entry of h.
+        The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit, the
+        part of ∂L/∂z outside the gradient's span. Otherwise random points near h are tried, and the
+        one with the least misfit is returned. ``label`` is the sample's class, and ``spread`` the
+        standard deviation of the error of each entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
-        # The tried points are the estimate, and others at one and three standard deviations.
+        # The tried points are the estimate, and random points at one and three standard deviations
+        # from it.
         steps = torch.cat([0 * steps[:1], steps, 3.0 * steps]).to(inputs)
         points = inputs + spread * steps
         labels = torch.full((len(points),), label, device=inputs.device)
@@ -392,25 +395,25 @@ class BatchLayer:
         return points[int(misfits.argmin())]
 
     def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coordinates q = Uᵀ s (M, b) of M errors s (m,), and their misfits (M,).
+        """Return the coordinates q = Uᵀ s (M, b) of M errors s = ∂L/∂z (m,), and their misfits.
 
-        U (m, b) is the orthonormal left factor of the layer's gradient. The misfit ‖s − U q‖ / ‖s‖
-        is the part of s outside the gradient's span.
+        U (m, b) is the orthonormal left factor of the layer's gradient. The misfits (M,) are ‖s − U
+        q‖ / ‖s‖, the parts of s outside the gradient's span.
         """
         columns = errors @ self.factor.left
         rest = (errors - columns @ self.factor.left.T).norm(dim=1)
         return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Return which of M error vectors of one sample fits the gradient best.
+        """Return which of M errors s = ∂L/∂z (m,) of one sample fits the gradient best.
 
-        An error vector fits if it lies in the gradient's span and its coordinates q there meet t·q
-        = 1, with the sample's dual t (b,). If the client scaled its update, only the first
-        condition is used.
+        An error fits if it lies in the gradient's span and its coordinates q there meet t·q = 1,
+        with the sample's dual t (b,), which gives its input. If the client scaled its update, only
+        the first condition is used.
 
         Returns:
-            The index of the best one; the coordinates q (M, b) of all; and their misfits (M,), the
-            shares outside the span.
+            The index of the best error; the coordinates q (M, b) of all; and their misfits (M,),
+            the shares outside the span.
         """
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
@@ -435,7 +438,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
     """Return the linear layers whose gradients can be factored, in the order of a pass.
 
     Returns:
-        The layers, and a sentence for each other linear layer that says why it cannot be used.
+        The layers; and for each other linear layer a sentence that says why it cannot be used.
 
     Raises:
         ValueError: the network has no linear layer.
@@ -476,9 +479,9 @@ def _posed(
 ) -> BatchLayer:
     """Return a linear layer with the factors of its gradient.
 
-    ``order`` is the order in which it takes the pixels, ``None`` if it takes features.
-    ``rectified`` tells whether a ReLU follows it, ``alone`` whether it is on all paths of the
-    network.
+    ``use`` is the call of the layer. ``order`` is the order in which the layer takes the pixels,
+    ``None`` if it takes features. ``rectified`` tells whether a ReLU follows the layer, ``alone``
+    whether the layer is on all paths of the network.
 
     Raises:
         ValueError: the layer's gradient does not show the number of samples.
@@ -497,9 +500,10 @@ def layer_behind(
 ) -> BatchLayer | None:
     """Return the layer whose inputs are the ReLU of a given layer's outputs, or None.
 
-    It is None if there is no such layer or its gradient cannot be factored. Other paths of the
-    network may lead around it, as in a residual block: the layer's weight gradient still spans the
-    layer's inputs. If it is among ``layers``, which are factored already, that object is returned.
+    The result is None if there is no such layer or its gradient cannot be factored. It is an object
+    of ``layers``, which are factored already, if the layer is among them. Other paths of the
+    network may lead around the layer, as in a residual block: its weight gradient still spans its
+    inputs.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
@@ -543,9 +547,9 @@ def _entanglement(
 ) -> str:
     """Return the reason why other samples affect a sample's error ∂L/∂z; empty if none do.
 
-    The error of a sample must depend on that sample's own outputs z of a linear layer alone,
-    through a loss that is the plain mean over the samples. ``use`` is the call of that layer in a
-    pass of ``probes`` (N, C, H, W), random images. ``order`` is the order in which it takes the
+    The error of a sample must depend on the sample's own outputs z of a linear layer alone, through
+    a loss that is the plain mean over the samples. ``use`` is the call of this layer in a pass of
+    ``probes`` (N, C, H, W), random images. ``order`` is the order in which the layer takes the
     pixels, or ``None`` if it takes features.
     """
     logits = logits_behind(problem, use.weight, use.outputs, probes)
@@ -570,7 +574,7 @@ def _entanglement(
 
 
 def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
-    """Return whether no negative output of a layer affects the logits, as if a ReLU follows.
+    """Return whether no negative output of a layer affects the logits, as behind a ReLU.
 
     ``use`` is the call of the layer in a pass of ``probes`` (N, C, H, W), random images.
     """

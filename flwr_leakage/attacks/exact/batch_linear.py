@@ -2,7 +2,7 @@
 
 In several local steps, the images do not change from step to step. So the pseudo-gradient of a
 first linear layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B for B samples. Row i of X is image i, and column i
-of S⁽ᵗ⁾ is the error of image i in step t.
+of S⁽ᵗ⁾ is the *error* of image i in step t, the derivative of its loss by the layer's outputs.
 
 Image i's column of the sum Σ_t S⁽ᵗ⁾ is zero for units that stay inactive on it in all steps. A
 single column does not determine its image. So the attack collects sparse columns until it has B
@@ -39,15 +39,15 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 ENLARGED = 1.001
-"""Factor above which an update is larger than one step makes it. Clipping makes updates smaller; a
-larger one comes of more steps than told, or of another rate. Candidates agree on a factor to a
-thousandth."""
+"""An update that is larger than one step makes it by more than this factor comes from more steps
+than the client reports, or from another rate; clipping only makes updates smaller. Candidates must
+agree on the factor to a thousandth, so that a smaller excess may be an error of the estimate."""
 
 
 def choose_layer(
     problem: Problem, generator: torch.Generator, images_only: bool = False
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
-    """Return the linear layer through which an attack inverts a batch, and the alternatives.
+    """Return the linear layer through which an attack inverts a batch, and all layers it could use.
 
     Layers that take the network's input come first. Among several, the one whose gradient shows the
     most samples is chosen. With ``images_only`` no layer of features is taken.
@@ -64,8 +64,8 @@ def choose_layer(
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
-    # Rounding raises the apparent rank of a layer of few rows. In one step, a rank above the number
-    # of samples is due to noise.
+    # Rounding raises the apparent rank of a layer with few rows. In one step, a rank above the
+    # number of samples is due to noise.
     layer = min(
         layers,
         key=lambda layer: (
@@ -99,8 +99,8 @@ def recover_batch(
 
     The layer is one that takes the network's input, or else the one whose gradient shows the most
     samples. With ``images_only`` no layer of features is taken. ``scaled`` tells that the factor by
-    which the client scaled its update is divided out already, so that it is not sought.
-    ``settings`` limit the search.
+    which the client scaled its update is divided out already; otherwise the search looks for the
+    factor. ``settings`` limit the search.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -117,7 +117,8 @@ def recover_batch(
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
     if search.scale is not None:
-        # Wrong candidates may agree on a wrong scale by chance, so that both scales are tried.
+        # Wrong candidates may agree on a wrong scale by chance, so that the update is tried with
+        # and without this scale.
         results = []
         for trial in (problem.divided(search.scale), problem):
             try:
@@ -125,7 +126,8 @@ def recover_batch(
             except ValueError:
                 continue
             if trial is not problem and search.scale > ENLARGED and result.order is None:
-                # More steps than told enlarge an update, and their features are means over steps.
+                # More steps than the client reports enlarge an update, and the features found are
+                # then means over steps.
                 kept = tuple("plausible" if v == "proven" else v for v in result.verdicts)
                 result = replace(result, verdicts=kept)
             if "proven" in result.verdicts:
@@ -160,16 +162,17 @@ def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
 def _from_head(
     layers: Sequence[BatchLayer], layer: BatchLayer, generator: torch.Generator
 ) -> list[BatchSample]:
-    """Return samples of a linear layer, found from those that the last layer's gradient separates.
+    """Return samples of a linear layer, found from those that the last layer's gradient shows.
 
-    Features behind a ReLU, ``a = max(0, z)``, show which units are on. So a sample's error before
-    the ReLU is ``Wᵀ δ`` on these units and zero elsewhere, where W is the next layer's weight and δ
-    the error of its outputs. The errors of all samples together give their duals (see
+    Features behind a ReLU, ``a = max(0, z)``, show which units are on. So a sample's error ∂L/∂z is
+    ``Wᵀ δ`` on these units and zero elsewhere, where W is the next layer's weight and δ the
+    derivative of the loss by its outputs. The errors of all samples together give their duals (see
     :class:`LayerFactor`), and the duals give the features of the layer in front.
 
     The list is empty in three cases: the last layer's gradient does not separate all samples;
-    ``layer`` does not lead to the last one by linear layers with ReLUs alone; or a gradient on the
-    way shows another number of samples. ``layers`` are all those whose gradients can be factored.
+    ``layer`` does not lead to the last layer by linear layers with ReLUs alone; or a gradient on
+    the way shows another number of samples. ``layers`` are all layers whose gradients can be
+    factored.
     """
     chain = [layer]
     while chain[-1].rectified:
@@ -201,8 +204,8 @@ def _from_head(
 def _is_union(problem: Problem) -> bool:
     """Return whether an update is the plain gradient of all its clients' samples as one batch.
 
-    It is if the clients took one step without weight decay, and the average over them weights each
-    client by its samples.
+    This holds if the clients took one step without weight decay, and the average over the clients
+    weights each client by its number of samples.
     """
     plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay
     return plain and sum(problem.members) == problem.num_samples
@@ -217,7 +220,8 @@ class ExactBatch(ExactAttack):
     from sparse vectors in the spans of S and H; see :mod:`flwr_leakage.attacks.exact.batch_search`.
 
     If the first layer is linear, its inputs H are the images. If convolutions come first, H are
-    features. The attack then returns these in ``stats["features"]`` instead of images, and says so.
+    features. The attack then returns the features in ``stats["features"]`` instead of images, and
+    says so in the result's ``error``.
 
     Attributes:
         search: the limits of the search.
@@ -237,7 +241,8 @@ class ExactBatch(ExactAttack):
             generator: the random stream for probe images and for factorisations.
 
         Raises:
-            ValueError: no linear layer can be used, or nothing separates the best one's samples.
+            ValueError: no linear layer can be used, or nothing separates the samples of the best
+                layer.
         """
         _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
@@ -263,8 +268,9 @@ class ExactBatch(ExactAttack):
     ) -> Reconstruction:
         """Return the samples that explain a problem's update, with a verdict for each in the stats.
 
-        For a sample that is not found, the answer holds an estimate of the mean of those not found.
-        If the layer takes features, there are no images, and the stats hold the features.
+        In place of each sample that is not found, the answer holds an estimate of the mean of all
+        missing samples. If the layer takes features, there are no images, and the stats hold the
+        features.
 
         Args:
             problem: the network and the observed update of a batch, in float64.
@@ -311,7 +317,7 @@ class ExactBatch(ExactAttack):
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:
-    """Return a warning if a layer's gradient shows more samples than the client reports; else "".
+    """Return a warning if a layer's gradient shows more samples than the client reports, or "".
 
     ``rank`` is the rank of the gradient of the layer ``name``, the number of samples that it shows.
     """
@@ -327,9 +333,9 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
     """Return a whole batch: the samples found, and a mean image for each missing one.
 
     The samples were found at a layer that takes the network's input. The gradient that they do not
-    explain gives the mean input of the missing samples, weighted by their errors. The labels of
-    missing samples are guessed one by one: each is the class at which the unexplained gradient of
-    the last bias is least.
+    explain gives the mean input of the missing samples, weighted by the derivatives of their
+    losses. The labels of missing samples are guessed one by one: each is the class at which the
+    unexplained gradient of the last bias is least.
     """
     order = found.order
     assert order is not None  # the layer's inputs are pixels, not features
@@ -356,9 +362,9 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
 
 LEAST_AGREEMENT = 0.9
-"""Least share of a layer's units for which two signs of activity must agree: the image that was
-found activates the unit, and the image's error at the unit is not zero. By chance they agree in
-half of the units, and in 0.9 of 50 units or more once in 4e8 times."""
+"""Least share of a layer's units for which two statements must agree: that a found image activates
+the unit, and that the derivative of the image's loss by the unit's output is not zero. By chance
+they agree for half of the units, and for 0.9 of 50 units or more once in 4e8 times."""
 
 
 def recover_steps(
@@ -369,7 +375,8 @@ def recover_steps(
     ``layer`` is the linear layer that takes the network's input. ``settings`` limit the search.
 
     Raises:
-        ValueError: the client's steps or the layer do not allow it, or a sample was not found.
+        ValueError: :func:`require_steps` refuses the layer or the update, or a sample was not
+            found.
     """
     require_steps(problem, layer)
     columns, duals = _collect(layer, settings, generator)
@@ -377,7 +384,8 @@ def recover_steps(
     errors = (layer.factor.left @ columns / (duals @ columns).diagonal()).T
     classes, found = problem.spec.num_classes, []
     for own, values in zip(inputs, errors, strict=True):
-        # A sample's class is the one whose errors at the first step are nearest to its column.
+        # A sample's class is the class whose errors at the first step have the least angle to the
+        # sample's sum of errors over all steps.
         outputs = (layer.matrix @ own + layer.offset).expand(classes, -1)
         first = layer.errors(outputs, torch.arange(classes), own.expand(classes, -1))
         found.append(int((first @ values / first.norm(dim=1).clamp_min(1e-300)).argmax()))
@@ -446,7 +454,7 @@ def _collect(
         noise = torch.randn(rank, generator=generator, dtype=torch.float64).to(left)
         from_row = float(torch.rand((), generator=generator)) < ROW_START_SHARE
         column = _column(left, row if from_row else noise)
-        # Two columns with a larger cosine belong to the same sample.
+        # Two columns with a cosine above 0.95 belong to the same sample.
         if column is None or any(abs(float(column @ other)) > 0.95 for other in columns):
             continue
         columns.append(column)
@@ -461,8 +469,8 @@ def _collect(
         agreement = (active == (outputs > 0)).double().mean(1)
         if float(agreement.min()) > LEAST_AGREEMENT:
             return found, duals
-        # A column that belongs to no sample spoils the samples that it mixes. So the densest of the
-        # doubtful columns is dropped.
+        # A column that belongs to no sample makes other images wrong, too. So the doubtful column
+        # with the fewest zeros is dropped.
         doubtful = torch.where(agreement > LEAST_AGREEMENT, -1, active.sum(1))
         columns.pop(int(doubtful.argmax()))
     raise ValueError(
@@ -471,7 +479,7 @@ def _collect(
 
 
 def _column(left: Tensor, start: Tensor) -> Tensor | None:
-    """Return q (b,) for which ``U q`` has many zeros, or None if its zeros do not determine q.
+    """Return q (b,) for which ``U q`` has many zeros, or None if the zeros do not determine q.
 
     U (m, b), ``left``, has orthonormal columns. The vector q, near the given start, and the set of
     zeros of U q are computed from each other, up to five times.

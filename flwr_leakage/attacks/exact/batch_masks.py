@@ -2,13 +2,14 @@
 
 The gradient of a linear layer of m units with a ReLU behind it is a product S H. Column s of S is
 one sample's *error* ∂L/∂z at the layer's outputs z, and row h of H is that sample's input. The
-gradient shows the span of S: ``s = U q``, where U (m, b) is known and the sample's few numbers q
-are unknown. A sample's mask D says which units are on; s is zero at all others.
+gradient of b samples shows the span of S: ``s = U q``, where U (m, b) is known and the b numbers q
+are the sample's own, unknown ones. A sample's mask D says which units are on; s is zero at all
+others.
 
 Masks determine errors as follows. With the next layer's weights W₂, the errors of that layer lie in
 a known span V₂ (of K − 1 directions for K logits, as errors of cross-entropy sum to zero). So a
-sample's error is ``s = D W₂ᵀ V₂ e`` with few numbers e, and also ``s = U q``. With D given, this is
-one equation for each unit about e and q. With e and q given, a unit is on if U q is nearer to
+sample's error is ``s = D W₂ᵀ V₂ e`` with few unknown numbers e, and also ``s = U q``. With D given,
+each unit gives one equation about e and q. With e and q given, a unit is on if U q is nearer to
 ``W₂ᵀ V₂ e`` than to zero. Both steps in turn lead from the mask of a mixture of samples to the mask
 of one sample (:func:`settle_masks`). Its error is exact before its input is: a second sample with a
 small error changes the input that is read from a unit's gradient, but not the mask. The errors of
@@ -16,8 +17,9 @@ all samples together determine all inputs.
 
 Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
 the rows of H have zeros if they come from a ReLU, or where an image is black. The gradient gives
-the spans of both. A sample's own vector has more zeros than any mixture of samples (SPEAR: Dimitrov
-et al. 2024; dictionary learning: SPEAR++ 2025). :func:`sparsest` finds such vectors.
+the span of the columns of S and that of the rows of H. A sample's own vector in such a span has
+more zeros than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++
+2025). :func:`sparsest` finds such vectors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +56,8 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
                 vector, values = -vector, -values
             weights = weights.where(values >= 0, 1 / width**2)
         matrix = basis.T @ (basis * weights[:, None])
-        # The ridge is far below the smallest eigenvalue, and keeps every pivot above zero.
+        # This ridge is far below the smallest eigenvalue, and keeps every pivot of the Cholesky
+        # factorisation above zero.
         matrix += 1e-13 * matrix.diagonal().sum() * identity
         factor = torch.linalg.cholesky(matrix)
         for _ in range(2):
@@ -66,7 +69,7 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
 
 
 def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
-    """Return which entries are zero up to noise of unknown size, or None if none stand out.
+    """Return which of m values are zero up to noise of unknown size, or None if no zeros stand out.
 
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
     them best. Let the k smallest of the m entries have the root mean square σ₀ and the others σ₁.
@@ -75,8 +78,8 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     always as small as the noise.
 
     Returns:
-        (m,) booleans, true for zeros, at least ``at_least`` of them; ``None`` if σ₁ < 10 σ₀ at the
-        best split, or ``at_least`` ≥ m.
+        Booleans (m,), true for at least ``at_least`` zeros; ``None`` if σ₁ < 10 σ₀ at the best
+        split, or ``at_least`` ≥ m.
     """
     if at_least >= len(values):
         return None
@@ -97,7 +100,7 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
 
 
 def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the unit vector v (b,) of least ``‖Mv‖`` for M (m, b), and how far it is unique.
+    """Return the unit vector v (b,) of least ``‖Mv‖`` for M (m, b), and how far v is from unique.
 
     The second result is the ratio of the smallest singular value of M to the second smallest. It is
     near 0 if v is the only null vector, and 1 if M has so few rows that there are several.
@@ -114,11 +117,12 @@ def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
 class MaskColumns:
     """Find the samples behind one layer's gradient by their ReLU masks.
 
-    A sample's mask D says which of the layer's m units are on. It determines the sample's errors at
-    the layer's outputs if the next layer's errors span few directions; see :func:`settle_masks`.
+    A sample's mask D says which of the layer's m units are on. A mask determines the sample's
+    errors, the derivatives of its loss by the layer's outputs, if the next layer's errors span few
+    directions; see :func:`settle_masks`.
 
     Attributes:
-        layer: the layer whose gradient is split.
+        layer: the layer whose gradient is split into samples.
         behind: ``W₂ᵀ V₂`` (m, d), the directions that a sample's errors may have before the mask.
             W₂ are the next layer's weights and V₂ spans its errors.
     """
@@ -130,10 +134,11 @@ class MaskColumns:
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
         """Return the mask search for a layer, or None if masks do not determine errors.
 
-        They do not if no next layer, ``following``, takes the ReLU of the layer's outputs, or if
-        other paths of the network lead around the next layer. Nor do they if there are too few
-        units: those that some sample activates must be at least ``SPARE_EQUATIONS`` more than the
-        ranks of both layers' gradients together.
+        Masks say which units are on, and errors are the derivatives of the loss by the layer's
+        outputs. Masks do not determine errors if no next layer, ``following``, takes the ReLU of
+        the layer's outputs, or if other paths of the network lead around the next layer. Nor do
+        they if there are too few units: the number of units that some sample activates must exceed
+        the sum of the ranks of both layers' gradients by at least ``SPARE_EQUATIONS``.
         """
         if following is None or not (layer.rectified and following.alone):
             return None
@@ -142,12 +147,12 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples to which the masks of M duals (b,) lead, one after another.
+        """Yield the new samples to which the masks of M duals (b,) lead.
 
-        A dual t gives a candidate t R for a sample's input of the layer, where R (b, n) is the
-        right factor of the layer's gradient. Each row of ``duals`` is one, of any norm. The units
-        that this input activates are the mask to start from. ``found`` holds the samples that are
-        found already.
+        A dual t (b,) is a row of ``duals`` (M, b), of any norm. It gives a candidate t R for a
+        sample's input of the layer, where R (b, n) is the right factor of the layer's gradient. The
+        search starts from the mask of the units that the candidate activates. ``found`` holds the
+        samples that are found already.
         """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
@@ -158,9 +163,9 @@ class MaskColumns:
     ) -> BatchSample | None:
         """Return the sample to which a candidate's mask leads, or None if there is no new one.
 
-        The mask, which says which units the candidate activates, is corrected until it stays. It
-        then determines a sample's error; see :func:`settle_masks`. ``found`` are the samples
-        already found.
+        The mask, which says which units the candidate activates, is corrected until it no longer
+        changes. It then determines the derivative of a sample's loss by the layer's outputs; see
+        :func:`settle_masks`. ``found`` are the samples already found.
         """
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
@@ -171,11 +176,12 @@ class MaskColumns:
         judged: Callable[[int], BatchSample | None],
         found: Sequence[BatchSample],
     ) -> Iterator[BatchSample]:
-        """Yield the new samples that some masks (S, m), true for active units, give.
+        """Yield the new samples that S masks (S, m), true for active units, give.
 
-        Each mask is corrected until it stays, and it then determines a sample's error; see
-        :func:`settle_masks`. ``judged`` returns the candidate sample of the mask with a given
-        index. ``found`` holds the samples that are found already.
+        Each mask is corrected until it no longer changes. It then determines the derivative of a
+        sample's loss by the layer's outputs; see :func:`settle_masks`. ``judged`` maps a mask's
+        index to its candidate sample, or to ``None`` if that candidate fails a check. ``found``
+        holds the samples that are found already.
         """
         for start, errors, misfit in settle_masks(self.layer.factor.left, self.behind, masks):
             column = self._new_column(errors, misfit, found)
@@ -184,7 +190,7 @@ class MaskColumns:
                 yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
-        """Return the misfit up to which a sample that a mask gives counts as true.
+        """Return the misfit up to which a sample that a ReLU mask gives counts as true.
 
         A misfit is the part of the sample's errors, the derivatives of its loss by the layer's
         outputs, outside the span of the columns of the weight's gradient, in [0, 1]. The limit is
@@ -194,10 +200,11 @@ class MaskColumns:
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the samples found so far, with inputs solved from the errors of all at once.
+        """Return the found samples, with inputs solved from the ∂L/∂z of all of them at once.
 
-        If some samples are not found yet, only those are returned whose own errors give exact
-        inputs.
+        If some samples of the batch are not found yet, each input is t R, with the sample's own
+        dual t (b,) and the right factor R of the gradient, and only samples with exact inputs are
+        returned. The derivatives ∂L/∂z are those by the layer's outputs z.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
@@ -226,13 +233,14 @@ class MaskColumns:
     def _new_column(
         self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """Return the coordinates q of a sample's errors ``s = U q``, or None if it is not new.
+        """Return the coordinates q of a sample's errors ``s = U q``, or None if it is known.
 
-        The errors s (m,) have length 1. The vector q (b,) has one entry for each column of U
-        (m, b), the orthonormal left factor of the layer's gradient. A sample is not new if at most
-        a share of q lies outside the span of the found samples' q: 1e-6, or 10 times the misfit
-        ``‖s − U q‖`` if that is more (chosen on development draws; no table of results is kept).
-        None is also returned for a misfit above :meth:`limit`.
+        The errors s (m,), the derivatives of the loss by the layer's outputs, have length 1. The
+        vector q (b,) has one entry for each column of U (m, b), the orthonormal left factor of the
+        layer's gradient. A sample is known if at most a share of q lies outside the span of the
+        found samples' q: 1e-6, or 10 times the misfit ``‖s − U q‖`` if that is more (chosen on
+        development draws; no table of results is kept). None is also returned for a misfit above
+        :meth:`limit`.
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
@@ -248,20 +256,20 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return a sample with the errors that a mask gave, made of the candidate that led to the
-        mask.
+        """Return a candidate sample with its ∂L/∂z replaced by the vector s that a ReLU mask gave.
 
-        s (m,) are the errors that the final mask gives, of length 1; ``column`` q (b,) holds their
-        coordinates in the gradient's span, and ``misfit`` the part outside it. A sample's dual t
-        (b,) gives its input, and t·q = 1 for its own q. If t·q ≈ 1 for the candidate's t, once s
-        has the size of the candidate's own errors, then s belongs to the candidate, whose dual is
-        kept. Otherwise s belongs to another sample, whose dual is not known yet. In its place
-        stands the part of q outside the span of the found samples' q.
+        ``errors`` s (m,) has length 1. ``column`` q (b,) holds its coordinates in the gradient's
+        span, and ``misfit`` is the length of its part outside the span. A sample's dual t (b,)
+        gives its input, and t·q = 1 for its own q. If t·q ≈ 1 for the candidate's t, once s is
+        scaled to the candidate's own ∂L/∂z, then s belongs to the candidate, whose dual is kept.
+        Otherwise the mask of the candidate led to another sample, whose dual is not known yet. In
+        place of this dual, the result has the part of q outside the span of the samples in
+        ``found``, scaled to t·q = 1.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
-        # If the candidate's dual holds small shares of other samples, the scale error is below
-        # this.
+        # A candidate whose dual holds only small shares of other samples has a scale error below
+        # 0.3.
         if scale_error <= 0.3:
             errors, column = scale * errors, scale * column
         else:
@@ -281,8 +289,8 @@ class MaskColumns:
 def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
     """Return the part of a vector q (b,) outside the span of the found samples' columns.
 
-    The column of a sample (b,) holds the coordinates of its errors in the span of a layer's
-    gradient, which has rank b.
+    A sample's column (b,) holds the coordinates of its ∂L/∂z in the span of a layer's gradient,
+    which has rank b.
     """
     if not found:
         return column
@@ -293,19 +301,21 @@ def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
 def settle_masks(
     left: Float[Tensor, "m b"], behind: Float[Tensor, "m d"], masks: Bool[Tensor, "s m"]
 ) -> list[tuple[int, Tensor, float]]:
-    """Return the errors that ReLU masks determine, after correcting the masks until they stay.
+    """Return the errors that ReLU masks determine, once corrections no longer change the masks.
 
-    For a mask D, the errors s (m,) are the vector of span(D W₂ᵀ V₂) with the least angle to
-    span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the corrected mask is on if U
-    q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b + d) operations.
+    For a mask D of active units, the errors s = ∂L/∂z (m,) are the vector of span(D W₂ᵀ V₂) with
+    the least angle to span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the
+    corrected mask is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b +
+    d) operations.
 
-    ``left`` is U, the orthonormal left factor of the layer's gradient. ``behind`` is a basis of W₂ᵀ
-    V₂, with W₂ the next layer's weights and V₂ the span of its errors. A mask is left out if fewer
-    than d + ``SPARE_EQUATIONS`` of its units are on.
+    ``masks`` (S, m) are true for active units. ``left`` is U, the orthonormal left factor of the
+    layer's gradient. ``behind`` is a basis of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the
+    span of its errors. A mask is left out if fewer than d + ``SPARE_EQUATIONS`` of its units are
+    on, or if 40 corrections do not settle it.
 
     Returns:
-        For each mask that a further correction does not change: the index of the mask that it came
-        from; its errors (m,) of length 1; and the part of these outside span(U), in [0, 1].
+        For each settled mask: the index of the given mask that it came from; its errors s (m,) of
+        length 1; and the length of the part of s outside span(U), in [0, 1].
     """
     behind = torch.linalg.qr(behind).Q
     directions = behind.shape[1]
@@ -330,17 +340,19 @@ def settle_masks(
         same = (corrected == masks).all(1)
         ends += list(zip(starts[same].tolist(), masks[same], strict=True))
         masks, starts = corrected[~same], starts[~same]
-    # Errors from Gram matrices have only half of the digits. So the final errors are computed anew.
+    # Errors from Gram matrices have only half of the digits. So the errors of settled masks are
+    # computed anew.
     return [(start, *_nearest(left, behind, mask)) for start, mask in ends]
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the unit error (m,) under a mask nearest to the gradient's span, and its distance.
+    """Return the unit vector (m,) under a mask nearest to the gradient's span, and its distance.
 
-    It lies in the span of the columns of ``behind`` (m, d), a basis of the errors before the mask,
-    once entries are zero where the mask (m,) is false. U (m, b), ``left``, has orthonormal columns,
-    which span the gradient's columns. The distance is the sine of the angle between error and
-    span(U).
+    The vector is the derivative of a sample's loss by the layer's outputs. It lies in the span of
+    the columns of ``behind`` (m, d), a basis of such derivatives before the mask, whose entries are
+    set to zero where the mask (m,) of active units is false. U (m, b), ``left``, has orthonormal
+    columns, which span the gradient's columns. The distance is the sine of the angle between the
+    vector and span(U).
     """
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)

@@ -1,16 +1,16 @@
 """Prove, without the truth, that recovered samples of a batch are right.
 
 Let a linear layer ``z = W h + c`` have m units and n inputs, and its gradient rank b for the b
-samples of a batch. If all samples are found, the network behind predicts their errors S = ∂L/∂Z (m,
-b) from their inputs H (b, n). Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold up to the gradient's
-noise. These are m (n + 1) equations for b n unknowns. S has full column rank, so that no other H
-fits the same S. Two facts serve as checks, as the search does not use them: the last column of [H,
-1] must be 1 for every sample, and the samples must give the observed gradients of all layers
+samples of a batch. If all samples are found, the network behind the layer predicts their errors S =
+∂L/∂Z (m, b) from their inputs H (b, n). Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold up to the
+gradient's noise. These are m (n + 1) equations for b n unknowns. S has full column rank, so that no
+other H fits the same S. Two facts serve as checks, as the search does not use them: the last column
+of [H, 1] must be 1 for every sample, and the samples must give the observed gradients of all layers
 behind.
 
 If some samples are missing, two facts prove a single sample. Its errors lie in the span of the
-gradient's columns, and further equations determine its input. These are zeros of the input that
-outnumber the unknowns, or outputs in the span of the next layer's gradient.
+gradient's columns, and further equations determine its input. These equations are zeros of the
+input that outnumber the unknowns, or outputs in the span of the next layer's gradient.
 """
 
 import math
@@ -28,9 +28,9 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIO
 from flwr_leakage.params import Params
 
 PROVEN_DEVIATION = 3e-4
-"""Largest standard deviation of the error of a proven sample's input. Three times this value
-stay below 1e-3. It is relative to the size of features, or to the range of pixels of images (60
-dB)."""
+"""Largest standard deviation of the error of a proven sample's input, relative to the size of
+features, or to the range of pixels of images. Three standard deviations stay below 1e-3, which is
+60 dB for images."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class BatchInputs:
             gradient, S its samples' errors and H their inputs.
         refusals: the reasons why other layers were not used.
         scale: the factor by which the client scaled its update; see :class:`Problem`.
-        stats: under ``proposals`` and ``accepted``, how many samples each source proposed, and how
-            many of these were accepted, by its name; ``None`` without a search.
+        stats: under ``proposals`` and ``accepted``, how many samples each source of the search, by
+            its name, proposed, and how many of these were accepted; ``None`` if the client took
+            several steps.
     """
 
     layer: str
@@ -81,7 +82,7 @@ def conclude(
     found: list[BatchSample],
     generator: torch.Generator,
 ) -> BatchInputs:
-    """Return the samples found in a layer's gradient with improved inputs, and a verdict for each.
+    """Return the samples found in a layer's gradient, with improved inputs and a verdict for each.
 
     A verdict is ``proven``, ``plausible`` or ``not`` (neither). ``found`` are the samples that a
     search has found. ``following`` is the layer that takes the ReLU of the layer's outputs, or
@@ -117,7 +118,7 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
 
     The sample's input is t R, where t (b,) is its dual, and the b rows of R (b, n') are mixtures of
     inputs that the layer's gradient shows. At the z entries where the input is zero, ``Eᵀ t = 0``.
-    The columns of R at these entries are E (b, z), which is returned.
+    The result is E (b, z), the columns of R at these entries.
     """
     if not (layer.takes_input or layer.sparse_inputs):
         return None
@@ -130,9 +131,9 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
     """Return a sample, with a dual that the zeros of its input determine if there are enough.
 
     The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. A dual
-    that was computed from the errors ∂L/∂z of all samples has their inexactness, times the
-    condition number of the errors' matrix. A dual from the zeros only has the gradient's noise.
-    Zeros and dual are computed from each other, up to three times.
+    that was computed from the errors ∂L/∂z of all samples is as inexact as these errors, times the
+    condition number of their matrix. A dual from the zeros has the gradient's noise only. Zeros and
+    dual are computed from each other, up to three times.
     """
     for _ in range(3):
         zeros = _zeros(layer, sample)
@@ -146,7 +147,7 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
 
 
 def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchSample) -> float:
-    """Return the relative error of a sample's input that its own equations leave; ∞ without any.
+    """Return the relative error of a sample's input by the sample's own equations; ∞ without any.
 
     The input is t R, with the sample's dual t (b,) and the mixtures R (b, n) of inputs that the
     layer's gradient shows. Two kinds of equations determine t. At entries where the input is zero,
@@ -155,8 +156,8 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 
     Let E be the equations' matrix and σ their noise. The covariance of the least-squares dual is
     ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R itself adds ``‖t‖ σ`` to each entry of
-    ``t R``, even at the true t; the entries at the zeros show its size. Noise in the bias's
-    gradient, which gives the scale of t, adds a relative error of the whole input.
+    ``t R``, even at the true t; the entries of ``t R`` at the zeros show this noise. Noise in the
+    bias's gradient, which gives the scale of t, adds a relative error of the whole input.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
@@ -213,7 +214,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
                 continue
             if not other.is_exact:
                 other = layer.repaired(other, generator)
-            # The previous column q fits the gradient better.
+            # If the previous errors and their column q fit the gradient better, they are kept.
             if not (other.is_exact or other.misfit < sample.misfit):
                 other = replace(
                     other, column=sample.column, errors=sample.errors, misfit=sample.misfit
@@ -245,7 +246,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
     )
     relative = deviations * inputs.shape[1] ** 0.5 / inputs.norm(dim=1)
-    # The bias sets the lengths of the inputs, so that its noise adds to theirs.
+    # The bias's gradient sets the lengths of the inputs, so that its noise adds to their errors.
     scales = layer.scale_noise * torch.stack([sample.dual.norm() for sample in found])
     relative = torch.hypot(relative, scales)
     pins = relative.new_tensor(own)
@@ -254,8 +255,9 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
     relative = torch.minimum(pins, relative)
     ones = (solved[:, -1] - 1).abs() <= NOISE_DEVIATIONS * deviations + 1e-3
     units = layer.in_units(inputs)
-    # Units near zero make the gradient jump within the inputs' uncertainty, as does the client's
-    # rounding, 2⁻²¹ of the outputs of a float32 pass. So inputs with either sign are tried.
+    # The state of a unit near zero, and so the gradient, may change within the inputs' errors, or
+    # by the client's rounding of a float32 pass, 2⁻²¹ of the outputs. So inputs with either state
+    # are tried.
     spreads = relative.clamp_min(2.0**-21) * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     points = torch.stack(
         [
@@ -290,12 +292,12 @@ def replays(
 ) -> bool:
     """Return whether a replay of B inputs (B, n) gives the observed gradients of all parameters.
 
-    ``replay`` maps inputs to gradients by parameter name; one that is all zero is not compared. The
-    gradients may differ by noise, whose size the gradient of ``layer`` shows, and by a multiple of
-    the change that a small move of the inputs causes, as a few units near zero change sides then.
-    ``relative`` (B,) holds the standard deviations of the inputs' errors, relative to the inputs'
-    size. The size of this move, its multiple and its largest share of a gradient were chosen on
-    development draws; no results are kept.
+    ``replay`` maps inputs to gradients by parameter name; a gradient that is all zero is not
+    compared. The gradients may differ by noise, whose size the gradient of ``layer`` shows, and by
+    a multiple of the change that a small move of the inputs causes, as a few units near zero then
+    change between on and off. ``relative`` (B,) holds the standard deviations of the inputs'
+    errors, relative to the inputs' size. The size of the move, the multiple and the largest share
+    of a gradient that it may reach were chosen on development draws; no results are kept.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

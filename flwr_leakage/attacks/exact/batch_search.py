@@ -4,7 +4,7 @@ The gradient ``∂L/∂W = S H`` of a layer ``z = W h + c`` is known as a produc
 number of samples. Column i of S = U Q is sample i's error ∂L/∂z, and row i of H = T R is its input
 h, with T = Q⁻¹. A row t of T is a sample's *dual*
 (:class:`~flwr_leakage.attacks.network.linear.LayerFactor`). Every sample found is removed from
-these equations, which makes the others easier to find.
+these equations, which makes the remaining samples easier to find.
 
 A *proposal* is a dual, which gives a candidate ``t R`` for a sample's input. It comes from one of
 these sources:
@@ -22,8 +22,8 @@ these sources:
 
 *Closure* turns a mask into an input. The next layer's inputs a lie in the span of the next gradient
 and are zero outside of the mask, which determines a up to its length. On the mask, the layer's
-outputs equal a. In turn, the outputs correct the mask, until it no longer changes. The network
-behind the layer judges every proposal (``BatchLayer.check``).
+outputs equal a, which determines t. The outputs that t gives correct the mask, until it no longer
+changes. The network behind the layer judges every proposal (``BatchLayer.check``).
 """
 
 from dataclasses import dataclass
@@ -40,18 +40,19 @@ from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
 from flwr_leakage.values import require
 
 ROW_START_SHARE = 0.75
-"""Probability that a proposal's search starts at a random row of the gradient's left factor U
-(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no results are
-kept)."""
+"""Probability that the search for a sparse vector, which may show a sample, starts at a random row
+of the gradient's left factor U (``LayerFactor.left``) rather than at a Gaussian vector (chosen on
+development draws; no results are kept)."""
 
 ONE_SAMPLE_MISFIT = 0.1
-"""Largest misfit, of a unit's gradient to the input of one sample, at which one sample alone may
-activate the unit. A larger one shows that several samples do (chosen on development draws; no
+"""If a unit's gradient is taken as the input of one sample, the ∂L/∂z by the layer's outputs z that
+this sample would have lies partly outside the span of the gradient. If this part is larger than the
+given share of its length, several samples activate the unit (chosen on development draws; no
 results are kept)."""
 
 LAST_ATTEMPTS = 5
-"""Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
-signs of units at random points, so that more attempts only take longer."""
+"""Number of attempts to read the last missing sample off the remaining gradient. Each attempt looks
+for wrongly assumed states of units at other random points. More attempts only take longer."""
 
 
 @dataclass(frozen=True)
@@ -101,24 +102,26 @@ class _Rest:
     def projected(self) -> Tensor:
         """The product ``W Rᵀ`` (m, r) of the layer's weights and the right factor R (r, n).
 
-        R belongs to the gradient of the r samples that remain. A remaining sample's input is t R,
-        where t is its dual. The product maps t to the layer's outputs without the bias.
+        R belongs to the gradient of the r samples that are not found yet. The input of such a
+        sample is t R, where t is its dual. The product maps t to the layer's outputs without the
+        bias.
         """
         return self.layer.projected @ self.lift.T
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The transposed right factor Rᵀ (n', r) of the gradient of the r samples that remain.
+        """The right factor's transpose Rᵀ (n', r) of the gradient of the r samples that remain.
 
-        It is scaled so that no signal means zero; see :meth:`BatchLayer.in_pixels`, also for the n'
-        entries of the layer's input that are kept.
+        It is shifted so that an entry without signal is zero, and only n' entries of the layer's
+        input are kept; see :meth:`BatchLayer.in_pixels`.
         """
         return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
-        """The QR factors (n', r) and (r, r) of :attr:`pixels`, whose columns are mixtures of the
-        inputs of samples not yet found.
+        """The QR factors (n', r) and (r, r) of :attr:`pixels`.
+
+        The r columns of ``pixels`` are mixtures of the inputs of samples not yet found.
         """
         basis, triangle = torch.linalg.qr(self.pixels)
         return basis, triangle
@@ -128,7 +131,7 @@ class BatchSearch:
     """Search for the samples behind one linear layer's gradient.
 
     Args:
-        layer: the layer whose gradient is split.
+        layer: the layer whose gradient is split into samples.
         following: the layer whose inputs are the ReLU of this layer's outputs, or ``None``.
         settings: the limits of the search.
         generator: the random stream for all random starts.
@@ -136,7 +139,7 @@ class BatchSearch:
     Attributes:
         found: the samples found so far.
         proposals: how many samples each source has proposed, by the name of the source.
-        accepted: how many of these were accepted, by the name of the source.
+        accepted: how many of the proposed samples were accepted, by the name of the source.
         scale: the factor by which the client scaled its update, if the search looked for one and
             samples show it, else ``None``.
     """
@@ -158,9 +161,11 @@ class BatchSearch:
         self.scale: float | None = None
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
-        # Samples that are true except for the size of their errors, from which the scale is read.
+        # Samples that are true except for the size of their errors. The size shows the client's
+        # scale.
         self._scaled: list[BatchSample] = []
-        # The next layer's gradient spans its inputs only if its errors have full rank.
+        # The next layer's gradient spans that layer's inputs only if the samples' errors there have
+        # full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
@@ -171,17 +176,18 @@ class BatchSearch:
     def run(self, scaled: bool = True) -> list[BatchSample]:
         """Return the samples that the search has found when it ends.
 
-        It ends when all samples are found, when its limits are reached, or when no source can
-        propose more. ``scaled`` tells whether the client may have scaled its update by an unknown
-        factor. If so, the search also ends once candidates agree on the factor
+        The search ends when all samples are found, when its limits are reached, or when no way to
+        propose samples applies. ``scaled`` tells whether the client may have scaled its update by
+        an unknown factor. If so, the search also ends once candidates agree on the factor
         (:attr:`told_scale`), which must be divided out first.
         """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
         peeled = -1  # number of samples found before the last peeling
         for _ in range(self.settings.starts):
-            # If other sources find masks, too, many samples share each unit. Then peeling runs
-            # once, and again after a sample is found only if it has found any before.
+            # Peeling takes each unit's gradient for the input of one sample. If other sources find
+            # masks, too, many samples share each unit. Then peeling runs once, and again after a
+            # new sample only if peeling has found a sample before.
             rarely = self._linked or self._masks is not None
             pays = not rarely or peeled < 0 or "peeling" in self.accepted
             if len(self.found) > peeled and self.layer.rectified and pays:
@@ -226,9 +232,9 @@ class BatchSearch:
     def _propose(self, source: str) -> None:
         """Make one proposal of a sample from a random start, and judge it.
 
-        The source is the kind of vectors among which a sparse one is sought: ``errors`` of samples
-        at the layer's outputs, ``features``, which are the next layer's inputs, or ``inputs`` of
-        the layer.
+        ``source`` is the kind of vectors among which a sparse vector is sought: ``errors``, the
+        derivatives of the samples' losses by the layer's outputs; ``features``, the next layer's
+        inputs; or ``inputs`` of the layer.
         """
         rest, rank = self._rest, self._left
         active = rest.factor.left[rest.live]
@@ -279,7 +285,7 @@ class BatchSearch:
         return dual
 
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
-        """Return the dual t (r,) whose outputs on a mask equal the next layer's inputs.
+        """Return a sample's dual t (r,), solved on the mask of the units that the sample activates.
 
         Let h = t R be the layer's input, where R is the right factor of the gradient of samples not
         found yet, and let a be the next layer's inputs. These are zero outside of the mask (m,),
@@ -296,19 +302,21 @@ class BatchSearch:
         return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
 
     def _peel(self, budget: Budget) -> None:
-        """Judge every unit's gradient as the input of one sample, and add those that are confirmed.
+        """Judge every unit's gradient as the input of one sample, and add the confirmed samples.
 
-        Two samples may share a unit. Its gradient shows one of them once the other is found, so
-        that a few samples from other sources may lead to many. A unit may seem to have one sample
-        if the error of a second one is small. The input from that unit is not exact, and would
-        spoil the remaining equations. So each round takes only the units whose gradients fit one
-        sample best: those with a misfit near the least. No round begins once the budget is spent.
+        If two samples activate a unit, its gradient shows one of them once the other is found. So a
+        few samples from other sources may lead to many. A unit may seem to have one sample if the
+        derivative of a second sample's loss is small there. The input from that unit is not exact,
+        and would spoil the remaining equations. So each round takes only the units whose gradients
+        fit one sample best, with a misfit (:meth:`BatchLayer.misfits`) near the least. No round
+        begins once the budget is spent.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
             duals = rest.factor.left @ rest.lift
             duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            # A unit's dual does not change if no sample found since then activates the unit.
+            # A unit's dual stays as at the last peeling if no sample found since then activates the
+            # unit.
             moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
             # A unit must be active under the input that its own dual gives.
@@ -353,7 +361,7 @@ class BatchSearch:
     def _take(self, source: str, candidate: BatchSample) -> None:
         """Add a sample to those found, and remove its part from the layer's gradient.
 
-        It is counted as accepted under the name of the source that proposed it.
+        The sample is counted as accepted under the name of the source that proposed it.
         """
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
@@ -382,8 +390,9 @@ class BatchSearch:
         """Return whether a dual (b,), of any length, belongs to one of the given samples.
 
         The dual t of a sample gives its input t R, where R is the right factor of the layer's
-        gradient. It is orthogonal to the columns of all other samples, their errors' coordinates in
-        the gradient's span, and far from orthogonal to its own sample's column.
+        gradient. A sample's column holds the coordinates of its ∂L/∂z in the gradient's span. The
+        dual is orthogonal to the columns of all other samples, and far from orthogonal to the
+        sample's own.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -392,18 +401,19 @@ class BatchSearch:
         )
 
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
-        """Return a candidate sample, possibly repaired, or None if it is known or is not confirmed.
+        """Return a candidate sample, maybe repaired, or None if it is known or not confirmed.
 
-        A candidate is confirmed if noise alone explains its misfit; for a repair see
-        :meth:`BatchLayer.repaired`. One that is nearly right would spoil the equations of all later
-        samples.
+        A sample in ``found`` is known. A candidate is confirmed if noise alone explains the misfit
+        of its ∂L/∂z to the gradient; for a repair see :meth:`BatchLayer.repaired`. A candidate that
+        is only nearly right would spoil the equations of all later samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
             return told
         if self._is_scaled(candidate) and not self._is_known(candidate.dual, self._scaled):
             self._scaled.append(candidate)
-        # A unit with a wrong sign causes at most this misfit. Most wrong candidates have more.
+        # A true sample with one unit in the wrong state has a misfit of at most 0.6. Most wrong
+        # candidates have more.
         if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
         if self._is_known(candidate.dual, self.found):
@@ -419,7 +429,8 @@ class BatchSearch:
     def _is_scaled(self, candidate: BatchSample) -> bool:
         """Return whether a candidate is a true sample except for the size of its errors.
 
-        A client that scales its update by a factor changes this size only.
+        The errors of a true sample have another size than the gradient shows if the client scales
+        its update by a factor. Their direction does not change.
         """
         is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.is_aligned
         return is_sample and not candidate.is_exact
@@ -429,7 +440,8 @@ class BatchSearch:
         """The factor by which the client scaled its update, or None if no samples show it.
 
         The errors that the network predicts for a true sample lie in the gradient's span at any
-        factor. Only their size shows the factor. Several samples must agree on it to a thousandth.
+        factor. Only their size shows the factor. At least two samples, if there are several, must
+        agree on it to a thousandth.
         """
         told = self._scaled or [each for each in self.found if self._is_scaled(each)]
         scales = [1 / float(each.column @ each.dual) for each in told]
@@ -455,10 +467,10 @@ class BatchSearch:
             self._take("masks", candidate)
 
     def _follow(self, candidate: BatchSample) -> None:
-        """Note how a found sample shows in the next layer's gradient, to remove it from there, too.
+        """Note a found sample's part of the next layer's gradient, to remove it from there, too.
 
         The notes are the sample's dual, which gives the next layer's input, and its column, which
-        holds the coordinates of its error in that gradient's span.
+        holds the coordinates of its error there in the span of that gradient.
         """
         if self.following is None or not self._linked:
             return

@@ -2,11 +2,12 @@
 
 Layers are recognised by the functions that compute them, not by modules: ``F.relu`` and
 ``nn.ReLU``, ``view`` and ``nn.Flatten``, a module called twice or a function written by hand give
-the same chain. The values of a pass show whether a layer follows another, and whether several
-calls, such as ``(z + z.abs()) / 2``, compute a ReLU.
+the same chain. A pass of random values shows whether a layer takes the outputs of the layer before
+it, and whether several calls, such as ``(z + z.abs()) / 2``, compute a ReLU.
 
-Attacks walk the chain backwards. A :class:`Level` is a layer whose outputs, and the derivatives of
-the loss with respect to these, are known. :func:`solve_layer` gives the input of such a layer.
+Attacks go through the chain from the last layer to the first. A :class:`Level` is a layer whose
+outputs, and the derivatives of the loss with respect to its outputs, are known. :func:`solve_layer`
+gives the input of such a layer.
 """
 
 from collections.abc import Iterable
@@ -74,7 +75,8 @@ class Link:
     def gain(self) -> Tensor:
         """The standard deviation ``|scale_o| ‖W_o‖`` of z in each channel o, (C,), for white noise.
 
-        The noise is the layer's input, with independent entries of variance 1.
+        The noise is the layer's input a, with independent entries of variance 1, and z is
+        ``scale · (W ∗ a + b) + shift``.
         """
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
@@ -129,9 +131,9 @@ class Link:
         return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
-        """Return ∂L/∂a (B, *input_shape) at a layer's inputs a, from the errors at its outputs.
+        """Return the derivatives ∂L/∂a (B, *input_shape) of the loss by a layer's inputs a.
 
-        The errors ∂L/∂(W ∗ a) (B, *output_shape) belong to the outputs without bias.
+        ``errors`` are the derivatives ∂L/∂(W ∗ a) (B, *output_shape), with the layer's weight W.
         """
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
@@ -140,9 +142,9 @@ class Link:
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return M and T of the weight gradient's equations ``M a = T`` for the layer's input a.
 
-        They have the shapes of :func:`weight_equations`. The ``errors`` are ∂L/∂(W ∗ a), (1,
-        *output_shape), of the one sample. ``channels`` (C,) is true for the output channels whose
-        equations are returned; by default all.
+        M (O, K, P) has O output channels, K kernel entries and P input positions; T is (O, K, C),
+        for C channels of a. The ``errors`` are ∂L/∂(W ∗ a), (1, *output_shape), of the one sample.
+        ``channels`` is true for the O output channels whose equations are returned; by default all.
         """
         gradient = self.weight_gradient
         if channels is not None:
@@ -174,10 +176,11 @@ def _may_be_link(op: Op) -> bool:
 
 
 def trace_chain(problem: Problem) -> list[Link]:
-    """Return a model as a chain of convolutions or linear layers with activations between.
+    """Return the layers of a model that is a chain of convolutions or linear layers, in order.
 
-    BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
-    Flattening is allowed anywhere, and log-softmax at the end.
+    Activations stand between the layers, and each belongs to the layer before it. So does a
+    BatchNorm with fixed statistics, as the layer's ``scale`` and ``shift``. Flattening is allowed
+    anywhere, and log-softmax at the end.
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
@@ -188,7 +191,7 @@ def trace_chain(problem: Problem) -> list[Link]:
     """
     like = problem.like
     # A layer follows another if its inputs are that layer's outputs. A pass of random values shows
-    # it.
+    # whether they are equal.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
     steps, unlinked, logits = _walked(problem, probe)
@@ -233,8 +236,9 @@ def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]
     ``probe`` (1, C, H, W) is the input of the pass.
 
     Returns:
-        The n calls that may belong to a chain; n + 1 lists, which describe the other calls before
-        each of these and before the end of the pass, if they changed values; and the logits.
+        The n calls that may belong to a chain; n + 1 lists, one for each of these calls and one for
+        the end of the pass, which describe all other calls right before it that changed values; and
+        the logits.
     """
     trace = Trace.of(partial(problem.logits, probe), problem.params, notes_all=True)
     steps: list[Step] = []
@@ -254,11 +258,11 @@ def _name(op: Op) -> str:
 
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
-    """Return whether the calls before a step compute a ReLU of the outputs of the step before.
+    """Return whether a recorded call takes the ReLU of the outputs of the recorded call before it.
 
-    One pass takes ``probe`` (1, C, H, W), and a second one the same 1e4 times larger. ``number`` is
-    the index of the step, a call of a layer or activation, among those that :func:`_walked`
-    returns.
+    ``number`` is the index of the call among those that :func:`_walked` returns, which are calls of
+    layers and activations. One pass takes ``probe`` (1, C, H, W), and a second one takes 1e4 times
+    ``probe``; the inputs must be the ReLU in both.
     """
     for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
@@ -335,14 +339,15 @@ def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
 
 @dataclass(frozen=True)
 class Level:
-    """A layer of a chain with known outputs φ(z), and the equations that they give for its input a.
+    """A layer of a chain with known outputs φ(z), and linear equations for its input a.
 
     The layer computes z = scale · (W ∗ a + b) + shift.
 
     Attributes:
         link: the layer.
-        known: the known values of the outputs, and bounds of the others, (1, *output_shape).
-        errors: ∂L/∂(W ∗ a), (1, *output_shape).
+        known: the known values of the outputs φ(z), and bounds of the unknown ones, (1,
+            *output_shape).
+        errors: the derivatives ∂L/∂(W ∗ a) of the loss, (1, *output_shape).
         equations: the linear equations about a that the layer's weight gradient gives.
     """
 
@@ -377,7 +382,7 @@ class Level:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return differences (1, *output_shape) of ``z(a)`` from the z that known outputs give.
+        """Return differences (1, *output_shape) of ``z(a)`` from the z that the known outputs give.
 
         z are the preactivations of the layer, and a is its input (1, *input_shape). The differences
         are divided by the mean of the layer's :attr:`Link.gain`, and so are in the units of a.
@@ -399,12 +404,12 @@ class Level:
 def solve_layer(
     level: Level, low: Tensor | float, high: Tensor | float, iterations: int
 ) -> tuple[Tensor, float]:
-    """Return the input a of a layer behind an invertible activation, by a convex problem.
+    """Return the input a of a layer with an invertible activation, by a convex problem.
 
     The equations ``M a = ∂L/∂W`` of the layer's weight gradient hold exactly. So a is one of their
-    solutions plus a vector of M's null space. By least squares, this vector meets the forward
-    equations ``z(a) = φ⁻¹(outputs)`` and the range [``low``, ``high``] of a's entries, by at most
-    ``iterations`` of L-BFGS.
+    solutions plus a vector of M's null space. At most ``iterations`` of L-BFGS choose the vector by
+    least squares: the forward equations ``z(a) = φ⁻¹(outputs)`` should hold, and the entries of a
+    lie in [``low``, ``high``].
 
     Returns:
         a (1, *input_shape), and the mean squared residual divided by the mean square of a.

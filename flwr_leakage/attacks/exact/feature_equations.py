@@ -1,8 +1,8 @@
 """Solve for the features that convolutions take as inputs, from the convolutions' gradients.
 
-Let a be the features and δ the derivatives of the loss at the convolutions' outputs. The weight
+Let a be the features and δ the derivatives of the loss by the convolutions' outputs. The weight
 gradients give equations ``M(δ) a = T`` (:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V
-be the eigenvectors and λ the eigenvalues of ``MᵀM``. The least-squares solution is
+be the eigenvectors and λ the nonzero eigenvalues of ``MᵀM``. The least-squares solution is
 ``a = V λ⁻¹ Vᵀ Mᵀ T``. Its residual measures the noise of the equations, whatever its source:
 float32 arithmetic, the rounding of parameters on the wire, or noise that the client added. With
 residuals ``r = T − M a`` of n equations for each of C input channels, and rank k, the variances of
@@ -10,18 +10,18 @@ the noise and of the solution at position p are
 
     σ² = ‖r‖² / (C (n − k)),    Var a[p] = σ² (V λ⁻¹ Vᵀ)[p, p].
 
-The equations of one output channel o may contradict those of the others. If there are hardly more
-equations than unknowns, the solution bends to any of them, and r hides the contradiction. So a test
-measures by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
-of the f equations of o that the other channels check. With the residuals r_o of o and its block
-H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
+The equations of one output channel o may contradict those of all other channels. If there are
+hardly more equations than unknowns, the solution meets even wrong equations, and r hides the
+contradiction. So a test measures by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg
+1982, section 2.2), for each of the f equations of o that the other channels check. With the
+residuals r_o of o and its block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
 
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 
 whose mean is σ² if there is noise alone. For a channel that was left out already, 1 + H_oo stands
-in place of 1 − H_oo, as the others' noise adds to its own. A solution may bend to a wrong channel,
-so that no s_o exceeds the median by far. Then the test takes the channel with the greatest ratio of
-s_o² to the σ² that remains without it.
+in place of 1 − H_oo, as the noise of the solution adds to the channel's own. A solution may meet
+the equations of a wrong channel, so that no s_o exceeds the median by far. Then the test takes the
+channel with the greatest ratio of s_o² to the σ² that remains without it.
 """
 
 from collections.abc import Sequence
@@ -34,33 +34,35 @@ from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened, weight_equations
 
 RANK_TOLERANCE = 1e-5
-"""Share of the largest singular value of a layer's equations below which a direction is not
-determined. Squared, such values keep six digits in float64."""
+"""Share of the largest singular value of a layer's equations below which a direction of the layer's
+input counts as not determined. The squares of larger singular values keep six digits in float64."""
 
 CONTRADICTION = 5.0
-"""An output channel contradicts the others if its s_o, a root mean square of its equations'
-residuals that the module's docstring defines, exceeds this multiple of their median. By noise, a
-root mean square of nine residuals or more does once in 1e39 times."""
+"""An output channel contradicts all others if the root mean square s_o of its equations' residuals
+exceeds this multiple of the median of s_o over the channels.
+:mod:`flwr_leakage.attacks.exact.feature_equations` defines s_o, which allows for the channel's own
+pull on the solution. Under noise alone, a root mean square of nine residuals or more exceeds this
+once in 1e39 times."""
 
 TRIMS = 5
-"""Largest number of times that the equations about one layer's features are solved. After each
-time but the last, output channels whose equations contradict the solution are left out. Wrong masks
-of later ReLUs are corrected as often."""
+"""Largest number of times that the equations about one layer's features are solved. After each time
+but the last, output channels whose equations contradict the solution are left out. Wrong masks of
+later ReLUs are corrected at most as many times."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The features that convolutions take in, as their weight gradients determine them.
+    """The features that convolutions take in, as the convolutions' weight gradients determine them.
 
     Attributes:
         values: the least-squares solution (1, C, H, W), the shortest one if there are several.
-        noise: (1, 1, H, W), the standard deviation of each position's error; NaN if there are no
-            more equations than unknowns.
+        noise: (1, 1, H, W), the standard deviation of the error of ``values`` at each position; NaN
+            if there are no more equations than unknowns.
         equations: the directions of the features that the gradients determine.
         contradicted: pairs (number of the convolution, output channel) whose equations were left
             out, as they contradict the others.
-        limits: for each of these pairs, the largest norm of the residual that would be no
-            contradiction.
+        limits: for each pair in ``contradicted``, the norm of the gradient's residual up to which
+            the channel would agree.
     """
 
     values: Tensor
@@ -85,18 +87,19 @@ def solve_features(
 ) -> Solved:
     """Return the features (1, C, H, W) that convolutions take, from their weight gradients.
 
-    They are a least-squares solution over the equations of all output channels. If a ReLU's mask
-    has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
-    all others. Such channels are left out, and the rest is solved again.
+    The features are a least-squares solution over the equations of all output channels. If a ReLU's
+    mask has a wrong entry, the derivative of the loss in its channel is wrong too, and the
+    channel's equations contradict all others. Such channels are left out, and the rest is solved
+    again.
 
     The test compares a number s_o of each channel o: s_o² is the fall of the sum of squared
     residuals without the channel, per equation that other channels check. The channel contradicts
-    the solution if s_o exceeds ``CONTRADICTION`` times the median of s_o over the channels, and the
-    same holds for s_o / ‖gradient of o‖. (Rounding grows with the gradient, but less: large
-    gradients have large residuals, and small gradients have large relative residuals.) The channel
-    also contradicts the solution if s_o exceeds ``CONTRADICTION`` times the σ that remains without
-    it. With less than twice as many equations as unknowns only this second rule counts, for one
-    channel at a time.
+    the solution if s_o exceeds ``CONTRADICTION`` times the median of s_o over the channels, and s_o
+    / ‖gradient of o‖ exceeds ``CONTRADICTION`` times its own median. (Rounding grows with the
+    gradient, but less: large gradients have large residuals, and small gradients have large
+    relative residuals.) The channel also contradicts the solution if s_o exceeds ``CONTRADICTION``
+    times σ, the root mean square residual that remains without the channel. With less than twice as
+    many equations as unknowns only this second rule counts, for one channel at a time.
 
     Args:
         uses: the convolutions that take the features, at least one.
@@ -129,9 +132,9 @@ def solve_features(
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * CONTRADICTION
-        # If there are hardly more equations than unknowns, the solution bends to a wrong channel,
-        # and the others seem to contradict it. Even then ‖r‖² falls most when the wrong channel's
-        # equations are left out.
+        # If there are hardly more equations than unknowns, the solution meets a wrong channel's
+        # equations, and right channels seem to contradict it. Even then ‖r‖² falls most when the
+        # wrong channel's equations are left out.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
@@ -178,10 +181,10 @@ def _check(
 ) -> tuple[Tensor, Tensor]:
     """Return how well the equations of each output channel agree with those of all kept channels.
 
-    All O output channels belong to one convolution with C input channels of P positions. M
-    (O, K, P) holds K equations for each, and T (O, K, C) their right-hand sides. ``kept`` (O,) is
-    true for channels whose equations are used, and ``equations`` are the kept ones of all
-    convolutions.
+    All O output channels belong to one convolution with C input channels of P positions. ``matrix``
+    M (O, K, P) holds K equations for each output channel, and ``target`` T (O, K, C) their
+    right-hand sides. ``kept`` (O,) is true for channels whose equations are used, and ``equations``
+    are the kept equations of all convolutions.
 
     Returns:
         For each output channel (O,) the number of its equations that other channels check, and by
@@ -192,7 +195,8 @@ def _check(
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    # If no other channel checks an equation, 1 − h is 0 up to rounding, at most 1e-6.
+    # An eigenvalue of 1 − H_oo is 0 if no other channel checks an equation; rounding leaves at most
+    # 1e-6.
     least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
@@ -204,7 +208,7 @@ def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
 
     M = U S V is the singular value decomposition, computed by the eigenvectors V of MᵀM. MᵀM has
     the squares of S as eigenvalues. So singular values of 1e-5 of the largest have six exact digits
-    in float64, and one refinement restores the others.
+    in float64, and one step of iterative refinement restores the solution's further digits.
 
     Raises:
         ValueError: M is zero.

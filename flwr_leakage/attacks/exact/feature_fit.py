@@ -1,17 +1,17 @@
 """Fit an input to known features of a ReLU network, with a preference for smooth images.
 
-At the end, signs of preactivations that lie nearer to zero than the input's own error are repaired.
-An input that is right to 1e-6 still has one preactivation out of millions within 1e-6 of zero. If
+After the fit, wrong signs of preactivations near zero are repaired (:func:`settle_signs`). If a
+fitted input is right to 1e-6, one preactivation out of millions still lies within 1e-6 of zero. If
 its sign is wrong, the gradient is off by far more than the input's error explains: on a ResNet-18
-by 1e-6 to 1e-4 in relative squared distance. Other inputs within that error have either sign by
-chance. One whose gradient meets the observed one is as near to the truth, with signs that are
-right.
+by 1e-6 to 1e-4 in relative squared distance. Inputs drawn within 1e-6 of the fitted one have either
+sign by chance. A drawn input whose gradient meets the observed gradient has all signs right, and is
+as near to the truth as the fitted one.
 
 Through many ReLUs a fit gets stuck unless it starts near the solution. So the first candidate of a
 fit to pooled features is predicted by a regression: a linear map of the 3×3 features around a
 position predicts the block of pixels under it. The attacker learns the map from synthetic images
-that it passes through the network. They are noise with the falling spectrum of natural images
-(Field 1987, amplitudes ~ 1/f), so that no data are needed.
+that it passes through the network. They are noise whose amplitudes fall as f^−1.5 with the
+frequency f; those of natural images fall about as 1/f (Field 1987). So no data are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ from flwr_leakage.records import Batch, InputSpec
 
 @dataclass(frozen=True)
 class Fit:
-    """The input at which a fit ended, with the cost of the fit.
+    """The input at which a fit ended, with the fit's cost in iterations and evaluations.
 
-    The cost includes that of the earlier fits that this one continued.
+    The cost includes that of earlier fits whose end was the start of this fit.
 
     Attributes:
         inputs: (1, C, H, W) the fitted input of the network, normalised.
@@ -60,9 +60,10 @@ def fit_features(
 ) -> Fit:
     """Return the fit of an input to known features of a network and to equations about features.
 
-    It minimises the sum of the known outputs' :func:`feature_distance`, each weighted by
-    :meth:`Features.weight`, the equations' :func:`equation_distance`, and ``weight`` times the
-    input's smoothed total variation. It begins at ``start``, and ends once the budget is spent.
+    The fit minimises a sum of three parts: the :func:`feature_distance` of each known layer output,
+    weighted by :meth:`Features.weight`; the :func:`equation_distance` of each set of equations; and
+    ``weight`` times the input's :func:`smooth_variation`. It begins at ``start``, and ends when the
+    optimizer stops or the budget is spent.
     """
     shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
 
@@ -98,9 +99,9 @@ def fit_features(
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
 
-    Both have the same shape, of any kind. A positive output equals the preactivation. A zero output
-    only means that the preactivation is not positive. So where the output is zero, only positive
-    preactivations count.
+    ``preactivations`` and ``known`` have the same shape. A positive output equals the
+    preactivation. A zero output only means that the preactivation is not positive. So where the
+    output is zero, only positive preactivations count.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
@@ -109,7 +110,8 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
     """Return the squared residual of linear equations about ReLU outputs, over ``‖values‖²``.
 
-    The ReLU takes the preactivations (1, C, H, W). ``values`` are the equations' right-hand sides.
+    The outputs are the ReLU of ``preactivations`` (1, C, H, W). ``known`` holds the equations,
+    whose right-hand sides are ``values``.
     """
     residual = known.residual(preactivations.clamp_min(0))
     return residual.square().sum() / known.values.square().sum()
@@ -139,16 +141,17 @@ def settle_signs(
     generator: torch.Generator,
     budget: Budget,
 ) -> tuple[Batch, float]:
-    """Return the input near a given one whose gradient is nearest to the observed one.
+    """Return the input near a given one whose gradient is nearest to the observed gradient.
 
     Inputs are drawn at random around the given one, up to ``draws`` times. A draw may flip signs of
-    preactivations near zero. ``errors`` are standard deviations that the given input's error may
-    have, relative to the root mean square of the input; the draws use them in turn. The draws end
-    once the relative squared distance of gradients is at most ``met``, or the budget is spent.
+    preactivations near zero. ``batch`` holds the given input and its label. ``errors`` are standard
+    deviations that the given input's error may have, relative to the root mean square of the input;
+    the draws use them in turn. The draws end once the distance that is returned is at most ``met``,
+    or the budget is spent.
 
     Returns:
         The input with its label, and the squared distance of its gradient from the observed one,
-        relative to the latter's squared norm.
+        relative to the squared norm of the observed gradient.
     """
     best, least = batch, gradient_distance(problem, batch)
     scale = batch.inputs.square().mean().sqrt()
@@ -216,7 +219,8 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    # Blocks may not cover the border. Patches extend beyond their block to cover its pixels.
+    # The blocks may leave pixels at the border uncovered. So a patch extends beyond its block on
+    # all sides.
     margin = (block[0] - 1, block[1] - 1)
     patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
     canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])

@@ -2,13 +2,13 @@
 
 If a network is a chain of convolutions or linear layers, the gradient of one sample reveals its
 features layer by layer, from the last layer on (:func:`walk_back`). The weight gradient of the last
-layer is ``e hᵀ``, where e is the derivative of the loss by the logits, and so the bias's gradient.
-So the layer's input h is known. It gives the slope of the last activation, so that the derivative δ
-of the loss at the outputs of the layer before is exact. That layer's weight gradient is then
-*linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
+layer is ``e hᵀ``. Here e, the derivative of the loss by the logits, is known as the gradient of the
+layer's bias, so that the layer's input h is known too. The input h gives the slope of the last
+activation, so that the derivative δ of the loss by the outputs of the layer before is exact. That
+layer's weight gradient is then *linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
-  is one solution. The input is then fitted to the deepest features found.
+  is one solution. The input is then fitted to the found features that are nearest to it.
 - Through ReLUs it is enough to know the mask, that is, where the features are zero.
   :mod:`flwr_leakage.attacks.exact.masks` finds the masks and proves most of them, and
   :mod:`flwr_leakage.attacks.exact.relu_fit` seeks the input that meets the masks' equations.
@@ -43,8 +43,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 SOLVED = 1e-9
-"""Mean squared residual, divided by the mean square of the solution, up to which the convex
-problem of a layer's input counts as solved."""
+"""Mean squared residual, divided by the mean square of the solution, up to which the convex problem
+for a layer's input counts as solved. With a larger limit, a wrong input may pass for the layer's,
+and all layers before it are then read wrongly."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class FeatureMatching(ExactAttack):
         rounds: largest number of fadings in a fit through ReLUs, ≥ 1. A fading is a series of steps
             in which the weight of the prior falls; see
             :func:`~flwr_leakage.attacks.exact.relu_fit.fit_through_relus`.
-        newton_steps: largest number of steps of Gauss–Newton without a prior after such a fit, ≥ 0.
+        newton_steps: largest number of steps of Gauss–Newton without a prior after a fit through
+            ReLUs, ≥ 0.
         initialisation: the start of a fit without ReLUs.
     """
 
@@ -82,7 +84,7 @@ class FeatureMatching(ExactAttack):
         require(self, "be at least 1", "layer_iterations", "fit_iterations", "rounds")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return a statement that the attack applies, with the layers that have enough equations.
+        """Return a statement that the attack applies, with the layers whose equations are enough.
 
         Args:
             problem: the network and the observed update of one sample in one step.
@@ -156,16 +158,16 @@ class FeatureMatching(ExactAttack):
     ) -> tuple[list[Candidate], bool]:
         """Return inputs fitted to the two layers nearest to the input whose outputs are known.
 
-        The walk from the logits towards the input may go one layer too far. The outputs of that
-        layer are then roughly right, but the derivatives of the loss there are not. A fit to that
-        layer is a good start for the fit to the layer behind it.
+        The outputs of the layer nearest to the input may be only roughly right, and the derivatives
+        of the loss by them wrong. A fit to this layer is still a good start for the fit to the
+        layer behind it.
 
-        ``chain`` holds all layers, ``levels`` those with known outputs, from the last but one
-        towards the input. The fits begin at ``start`` (1, C, H, W).
+        ``chain`` holds all layers in the order of a pass, ``levels`` those with known outputs, from
+        the last but one towards the input. The fits begin at ``start`` (1, C, H, W).
 
         Returns:
-            One or two candidates, each with the name of its stage; and whether the budget ended the
-            final fit.
+            One or two candidates, each with the name of its stage, "deepest" for the first fit and
+            "sure" for the second; and whether the budget ended the final fit.
         """
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
@@ -206,8 +208,9 @@ def fit_level(
 ) -> tuple[Tensor, bool]:
     """Return the input (1, C, H, W) that L-BFGS fits to a layer's known outputs and gradient.
 
-    The gradient is that of the layer's weight. ``before`` holds the layers before that layer. The
-    fit begins at ``start`` (1, C, H, W). The second result tells whether the budget ended the fit.
+    The gradient is that of the layer's weight. ``before`` holds all layers before this layer. The
+    fit begins at ``start`` (1, C, H, W), and ends after at most ``iterations``. The second result
+    tells whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 
@@ -230,7 +233,8 @@ class Walk:
     Attributes:
         logit_error: ∂L/∂logits (K,).
         levels: the layers with known outputs, from the last layer but one towards the input.
-        residuals: residuals of the convex problems that were solved, see :func:`solve_layer`.
+        residuals: relative mean squared residuals of the convex problems that were solved, one for
+            each layer with an invertible activation; see :func:`solve_layer`.
         hidden: the ReLUs nearest to the input that were reached, with the masks that say which
             units are on. It is ``None`` if the nearest activation that was reached is no ReLU.
     """
@@ -262,7 +266,7 @@ def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Wal
             break
         before, link = chain[: position - 1], chain[position - 1]
         # A layer whose gradient determines less than half of its input would cost much to solve,
-        # and rarely have one solution.
+        # and its equations would rarely have a single solution.
         if level.equations.num_equations < 0.5 * level.equations.num_positions:
             if hidden is None and link.activation.is_relu:
                 hidden = Hidden.begin(before, link, level, is_sought=False)

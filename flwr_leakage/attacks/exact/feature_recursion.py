@@ -3,27 +3,27 @@
 Networks whose channels grow as their maps shrink have far more equations than unknowns in all but
 the first layers. So :func:`recover_features` reaches shallow layers, those near the input, also
 through BatchNorm with given statistics and skip connections. Pooling at the end of the network
-hides the last mask, which says which units of the last ReLU are on. But it leaves positions with
+hides the last mask, which says which units of the last ReLU are on. But several positions then have
 the same derivative of the loss, which is enough to find the mask
 (:mod:`flwr_leakage.attacks.exact.last_mask`):
 
 - behind global average pooling, all positions share one derivative;
 - behind max pooling over windows that do not overlap, flattened into the last layer, all positions
-  of a window share one.
+  of a window share one derivative.
 
 Max pooling in earlier layers ends the recursion: the pooled features are still determined, but not
 the position of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in
 the input. The fit starts from grey. Its first stage fits the shallowest known layer alone, with few
-convolutions before it, so that it rarely gets stuck. If the layer's equations leave some directions
-of its features open, or almost, the equations themselves are fitted. The second stage fits all
-known layers, each weighted by its noise: deeper layers are known a hundred times better. If such a
-fit does not meet the features, fits of other choices of layers start from grey.
+convolutions before it, so that it rarely gets stuck. If the layer's equations do not, or barely,
+determine its features, the equations themselves are fitted. The second stage fits all known layers,
+each weighted by its noise: deeper layers have a hundred times less noise. If the fit does not meet
+the features, fits to other choices of layers start from grey.
 
 For pooled features, the fit starts from an input that a regression on synthetic images predicts
-from them, and first prefers smooth images. If the windows of the pooling overlap, the gradient of
-the stem's convolution is fitted, too (:mod:`flwr_leakage.attacks.exact.pooled_stem`).
+from the features, and first prefers smooth images. If the windows of the pooling overlap, the
+gradient of the stem's convolution is fitted, too (:mod:`flwr_leakage.attacks.exact.pooled_stem`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -53,8 +53,9 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.values import require
 
 MET = 1e-8
-"""Relative squared distance up to which features, or a gradient, count as met. Its root is 1e-4,
-ten roundings of a pass in single precision. The noise of features may explain a larger distance."""
+"""Relative squared distance up to which features count as the known ones, or a gradient as the
+observed one. Its root is 1e-4, ten times the relative error 1e-5 of a pass in single precision. A
+larger distance of features is accepted, too, if their noise explains it."""
 
 FITTED = 3
 """Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
@@ -66,8 +67,8 @@ standard deviation of the noise that is added at the start of a further round, i
 network's normalised input. They were chosen on training images of CIFAR-10; no results are kept."""
 
 SIGN_DRAWS = 24
-"""Largest number of inputs that are drawn near the one found if it meets the features, but its
-gradient does not meet the observed one."""
+"""Largest number of inputs that are drawn near the found input if its features meet the known ones,
+but its gradient does not meet the observed gradient. Each draw costs one gradient."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ class FeatureRecursion(ExactAttack):
         synthetic: number of noise images from which a start is learned if features are pooled, ≥ 1.
         smoothed_iterations: largest number of iterations of each fit to pooled features with a
             preference for smooth images, ≥ 1.
-        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the result of the
-            one before, to which noise is added. The rounds end once a fit meets the features.
+        rounds: largest number of rounds of such smoothed fits, ≥ 1. A round starts from the result
+            of the round before, to which noise is added. The rounds end once a fit meets the
+            features.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -103,7 +105,7 @@ class FeatureRecursion(ExactAttack):
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """Return a statement that the attack applies, with the shape of the features that it reads.
 
-        It already reads the features, which takes a part of the attack's time.
+        The check already reads the features, which takes a part of the attack's time.
 
         Args:
             problem: the network and the observed update of one sample in one step.
@@ -137,8 +139,8 @@ class FeatureRecursion(ExactAttack):
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:
             chosen = known.first(1)
-            # Far from a solution, rounding does no harm. Single precision takes half of the time
-            # there.
+            # Far from a solution, rounding does no harm, and single precision takes half of the
+            # time of double precision.
             narrow = problem.to(torch.float32)
             stem = None if chosen.table is None else fit_stem(narrow, chosen, budget)
             if stem is not None:
@@ -149,7 +151,8 @@ class FeatureRecursion(ExactAttack):
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)
-        # The way back from features to an input amplifies the features' error by 20 to 30.
+        # An input fitted to features has 20 to 30 times their relative error. Errors below and
+        # above this are tried.
         errors = [10 * known.least_noise, 100 * known.least_noise]
         draws = SIGN_DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(
@@ -170,8 +173,8 @@ class FeatureRecursion(ExactAttack):
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
         """Return the best fit of an input to features that are not pooled.
 
-        Several beginnings, parts of the known features (:meth:`Features.beginnings`), are fitted
-        first, each from ``start``, and then all, until an input meets the features.
+        For each of several parts of the ``known`` features (:meth:`Features.beginnings`), an input
+        is fitted to this part from ``start``, and then to all features, until an input meets them.
         """
         chosen = known.first(FITTED + 1)
         narrow = problem.to(torch.float32)
@@ -197,8 +200,9 @@ class FeatureRecursion(ExactAttack):
     ) -> Fit:
         """Return the better of a fit and its continuation, judged by the gradient.
 
-        The continuation fits only the ``chosen`` known features. Pooled features leave directions
-        of an input open, in which it may move. ``targets`` holds the label of the sample.
+        The continuation fits only the ``chosen`` known features. Pooled features do not determine
+        the whole input, so that the continuation may also lead away from the truth. ``targets``
+        holds the label of the sample.
         """
         fit = replace(fit, inputs=fit.inputs.double())
         distance = gradient_distance(problem, Batch(fit.inputs, targets))
@@ -214,8 +218,8 @@ class FeatureRecursion(ExactAttack):
     ) -> Fit:
         """Return the fit of an input to known pooled features, which starts from a regression.
 
-        The fit runs in rounds. Each round first prefers smooth images, and then less so. The
-        features are in single precision.
+        The fit runs in rounds. In each round, the preference for smooth images falls in steps to
+        none. ``known`` is in single precision.
         """
         number = known.shallowest
 
@@ -241,8 +245,8 @@ class FeatureRecursion(ExactAttack):
 def _is_met(fit: Fit, known: Features) -> bool:
     """Return whether noise explains the distance of a fitted input's features from the known ones.
 
-    The distance is a sum over the known outputs, weighted by :meth:`Features.weight`, so that at
-    the truth each contributes about the square of the least noise.
+    The distance is a sum over the known outputs, weighted by :meth:`Features.weight`. At the true
+    input, each output contributes about the square of the least noise of all.
     """
     chosen = known.first(FITTED + 1)
     explained = len(chosen.outputs) * (MARGIN * chosen.least_noise) ** 2

@@ -17,8 +17,10 @@ from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 T = TypeVar("T")
 
 MARGIN = 3.0
-"""Multiple of the most negative value among estimates of a ReLU's outputs, up to which an estimate
-counts as zero. True outputs are not negative, so that negative estimates show the noise."""
+"""Multiple of a sample's most negative estimate of a ReLU's outputs, up to which an estimate counts
+as zero. True outputs are not negative, so that negative estimates are noise. A larger multiple
+takes more small outputs for zeros, and a smaller one more noise for outputs. No measurement is
+kept."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return facts in which all outputs of a ReLU are known; units with outputs > 0 are on."""
+        """Return facts by which a ReLU's outputs are ``values``; units with outputs > 0 are on."""
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
@@ -108,12 +110,11 @@ def above_noise(
 ) -> Tensor:
     """Return booleans, true for outputs of a ReLU that are positive beyond their noise.
 
-    Outputs of a ReLU are not negative, so that a negative value is noise alone. The most negative
-    value of a sample, in units of its standard deviation, shows how far noise reaches among the
-    sample's values. The result is true where a value of ``values`` (B, …), outputs of B samples,
-    exceeds ``least`` ≥ 0 of its own ``deviations`` > 0, and ``margin`` ≥ 0 times the size of its
-    sample's most negative value, both in units of their deviations. Deviations broadcast to the
-    values.
+    ``values`` (B, …) are estimates of the outputs for B samples. ``deviations`` > 0, which
+    broadcast to the values, are the standard deviations of their noise. Let r be a value divided by
+    its deviation. The result is true where r exceeds two limits. One is ``least`` ≥ 0. The other is
+    ``margin`` ≥ 0 times −r at the sample's most negative r: true outputs are not negative, so that
+    this r is noise alone and shows how far noise reaches among the sample's values.
 
     Example:
         >>> values = torch.tensor([[0.2, -0.1, 0.4]])
@@ -159,7 +160,8 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
         deviation of such an entry of h is infinite.
 
     Raises:
-        ValueError: no entry of the last column has a weight, or they contradict the others.
+        ValueError: the fitted last entry of ``[h, 1]`` is not positive, so that the scale of h
+            stays unknown, for example as no entry of the last column has a weight.
 
     Example:
         >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])

@@ -1,10 +1,11 @@
-"""Find the mask of a network's last ReLU if features are pooled before the last layer.
+"""Find the mask of a network's last ReLU if its outputs are pooled before the last layer.
 
 The mask says which units of the ReLU are on. The last convolution must have a 3×3 kernel, padding 1
-and stride 1. Its weight gradient is a product ``B A``. Column p of B is the mask at position p,
-times known derivatives of the loss. Row p of A is the patch of the convolution's input at p. The
-product gives the space that the columns of B span, up to rounding, and the masks are the binary
-vectors in it. The overlap of the patches shows to which position each mask belongs.
+and stride 1. Its weight gradient is a product ``B A``. Column p of B is the mask of all channels at
+position p, times known derivatives of the loss. Row p of A is the patch of the convolution's input
+at p. The product gives the space that the columns of B span, up to rounding. Divided by the
+derivatives, the masks are the binary vectors in this space. The overlap of the patches shows to
+which position each mask belongs.
 """
 
 import math
@@ -18,23 +19,26 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.network.calls import Geometry, Pair
 
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
-"""The geometry that the last convolution must have: its overlapping patches reveal their places."""
+"""Kernel, dilation, padding and stride that the last convolution must have. Its patches overlap,
+and so reveal their places."""
 
 SLACK = 1e-5
-"""Largest difference of an entry of a mask, times the entry's scale, from a vector of the subspace
-that a gradient gives for such masks. It is in units of the median scale, and allows for the
-rounding of a pass in single precision."""
+"""Largest distance between a mask, each entry times its channel's known derivative of the loss, and
+the subspace in which the gradient shows that such vectors lie. It holds for each entry, in units of
+the median derivative, and allows for the rounding of a pass in single precision. A larger value
+lets wrong masks pass."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     """Return the mask (1, N, H, W) of the last ReLU before global average pooling of a square map.
 
-    It is 1 where a unit is on, else 0. ``error`` (1, N, H, W) is the derivative of the loss at the
+    It is 1 where a unit is on, else 0. ``error`` (1, N, H, W) is the derivative of the loss by the
     outputs of the last convolution, as if every unit of the ReLU were on. ``gradient`` (N, C, 3, 3)
-    is that of the convolution's weight.
+    is the derivative by the convolution's weight.
 
     Raises:
-        ValueError: the derivatives differ between positions, or the masks are not found.
+        ValueError: the derivatives differ between positions, the positions are not fewer than the N
+            channels, or the masks are not found.
     """
     shared = shared_error(error)
     product = gradient.flatten(1) / shared[:, None]
@@ -76,14 +80,14 @@ def maxima_mask(
     """Return the mask (1, N, H, W) of the last ReLU before max pooling with flattened outputs.
 
     It is 1 where an entry is positive and the maximum of its window, else 0. ``error`` (1, N, H, W)
-    is the derivative of the loss at the outputs of the last convolution, as if every entry were its
-    window's maximum, and ``gradient`` (N, C, 3, 3) that of the convolution's weight. ``active`` (N
-    · windows,) is true where the pooled outputs are positive. A window is (height, width); together
-    the windows cover a square.
+    is the derivative of the loss by the outputs of the last convolution, as if every entry were its
+    window's maximum. ``gradient`` (N, C, 3, 3) is the derivative by the convolution's weight.
+    ``active`` (N · windows,) is true where the pooled outputs are positive. ``window`` is the
+    height and width of a window; together the windows cover a square.
 
     Raises:
-        ValueError: the derivatives differ within windows, the pooled outputs are not those that the
-            last layer takes in, or the masks are not found.
+        ValueError: the derivatives differ within windows, ``active`` has another number of entries
+            than there are pooled outputs, or the masks are not found.
     """
     channels, height, width = error.shape[1:]
     grid = (height // window[0], width // window[1])
@@ -106,15 +110,15 @@ def maxima_mask(
 
 
 def binary_columns(product: Tensor, count: int) -> Tensor:
-    """Return the columns of a binary matrix B (N, P), in any order, given a product ``B A``.
+    """Return the P columns of a binary matrix B (N, P), in any order, given a product ``B A``.
 
     The P leading left singular vectors of the product span the columns of B. P entries determine a
     vector of that space, so all 2^P binary choices of these entries are tried. A choice is kept if
-    the whole vector is binary. The product has the shape (N, Q), and P, ``count``, is at most 20.
+    the whole vector is binary within 0.05. The product has the shape (N, Q), and P is ``count``.
 
     Raises:
-        ValueError: the rank of ``B A`` is below P, or the space does not hold exactly P binary
-            vectors besides zero.
+        ValueError: P exceeds 20, the rank of ``B A`` is below P, or the space does not hold exactly
+            P binary vectors besides zero.
 
     Example:
         >>> masks = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]).double()
@@ -130,7 +134,8 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
         direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
         remaining = remaining - (remaining @ direction)[:, None] * direction
     to_all = basis @ torch.linalg.inv(basis[pivots])
-    # Most choices of bits give vectors with a wrong entry among the first few, tested first.
+    # Most choices give vectors with an entry far from 0 and 1 among the first few, which are
+    # therefore tested first.
     bits = torch.arange(1, 2**count)
     for rows in (to_all[: 4 * count], to_all):
         patterns = (bits[:, None] >> torch.arange(count)) & 1
@@ -143,7 +148,11 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
 
 
 def _span(matrix: Tensor, rank: int) -> Tensor:
-    """Return orthonormal columns (N, rank) that span the columns of a matrix of this rank."""
+    """Return orthonormal columns (N, rank) that span the columns of a matrix (N, Q) of this rank.
+
+    Raises:
+        ValueError: the rank is lower: too few singular values reach 1e-6 of the largest.
+    """
     left, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
     if len(singular) < rank or singular[rank - 1] < 1e-6 * singular[0]:
         raise ValueError(f"the masks must have rank {rank}.")
@@ -151,20 +160,21 @@ def _span(matrix: Tensor, rank: int) -> Tensor:
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
-    """Return binary columns (N, count) that share no row and, with scaled rows, lie in a subspace.
+    """Return binary columns (N, count), at most one 1 per row, that lie in a subspace when scaled.
 
-    Each row has a 1 in one column only, so that the columns have few entries, as few nonnegative
-    vectors of the subspace have. So a linear program finds a column from any of its rows: among the
-    nonnegative vectors of the subspace with a 1 in that row, the column has the least sum (Donoho
-    and Tanner 2005, PNAS 102, the nonnegative case). This is repeated for rows that are in no
-    column yet. Rows whose scale is below 100 times ``SLACK`` take no part in the search, and join
-    the column that fits them best.
+    ``scales`` (N,) holds a factor for each row. A column times these factors lies in the subspace
+    that the orthonormal columns of ``basis`` (N, R) span. Where a factor is not zero, the row has a
+    1 in one column; where it is zero, in none. The columns come in any order.
 
-    ``basis`` (N, R) has orthonormal columns that span the subspace. A column times the ``scales``
-    (N,) lies in it. The columns come in any order. A row whose scale is zero has no 1.
+    The columns have few 1s, and few nonnegative vectors of the subspace are that sparse. So a
+    linear program finds a column from any of its rows: among the nonnegative vectors of the
+    subspace with a 1 in that row, the column has the least sum (Donoho and Tanner 2005, PNAS 102,
+    the nonnegative case). The search goes on with rows that are in no column yet. Rows whose factor
+    is below 100 ``SLACK`` times the median take no part in the search, and join the column that
+    fits them best.
 
     Raises:
-        ValueError: no row has a scale, or the columns are not found.
+        ValueError: all factors are zero, or the columns are not found.
 
     Example:
         >>> columns = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1], [0, 1]]).double()
@@ -185,8 +195,8 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
         for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
             chosen = _sparsest(rows, size, used, remaining, int(row))
             column = rows @ (inverse @ (chosen * size)[used])
-            # The linear program has some slack, so that its binary vector may lie outside the
-            # subspace.
+            # The linear program allows differences of up to ``SLACK``, so that its rounded solution
+            # may lie outside the subspace.
             if chosen.any() and (column - chosen * size)[used].abs().max() <= SLACK:
                 break
         else:
@@ -202,9 +212,10 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
 def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int) -> Tensor:
     """Return which rows (N,) belong to the nonnegative vector of least sum with a 1 in a given row.
 
-    All are false if the linear program fails. The vector times ``size`` (N,) ≥ 0, the rows'
-    factors, lies in the span of the columns of ``rows`` (N, R). The program constrains the rows
-    that are true in ``used`` (N,), and only those in ``remaining`` (N,) may belong to the vector.
+    The result is true for the rows in which the vector is above 1/2; all are false if the linear
+    program fails. The vector times the rows' factors ``size`` (N,) ≥ 0 lies in the span of the
+    columns of ``rows`` (N, R). The program constrains the rows that are true in ``used`` (N,), and
+    only those that are true in ``remaining`` (N,) may belong to the vector.
     """
     upper = size.where(remaining, 0.0) + SLACK
     lower = torch.full_like(size, -SLACK)
@@ -224,13 +235,12 @@ def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: 
 
 
 def arrange(patches: Tensor) -> Tensor:
-    """Return the order (P,) in which the 3×3 patches of a square map lie in it, row by row.
+    """Return the indices (P,) of the 3×3 patches of a square map, in the map's order by rows.
 
-    The order consists of the patches' indices. ``patches`` (P, C, 3, 3) holds all patches that a
-    convolution of padding 1 and stride 1 takes from the map. Neighbouring patches overlap. The
-    centre of a patch's right neighbour equals the patch's middle right entry, and the neighbour
-    below is found likewise. The patch at the upper left corner has the padding's zeros above and on
-    the left.
+    ``patches`` (P, C, 3, 3) holds all patches, in any order, that a convolution of padding 1 and
+    stride 1 takes from the map. The centre of a patch's right neighbour equals the patch's middle
+    right entry, and the centre of the neighbour below equals its lower middle entry. The patch at
+    the upper left corner has the padding's zeros above and on the left.
 
     Raises:
         ValueError: P is no square number, or the neighbours contradict each other.

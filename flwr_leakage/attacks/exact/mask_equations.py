@@ -1,9 +1,9 @@
 """State the equations for the input that proven masks of a ReLU layer give.
 
 Let z(x) be the preactivations of a ReLU layer at the network's input x, h(x) the input of that
-layer, and a its outputs. Let the mask m be known except for open units: m is 1 for units that are
-on and 0 for units that are off. Then these equations, which are piecewise linear in x, hold to
-rounding:
+layer, and a its outputs. The mask m is 1 for units that are on and 0 for units that are off; *open*
+units have an unknown state. M₁ and M₂ are known matrices, and T₁ and T₂ known right sides. Then
+these equations, which are piecewise linear in x, hold to rounding:
 
     M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
     z(x) = a           for units that are on and whose value is known;
@@ -12,10 +12,10 @@ rounding:
     M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. For open units, relu(z) stands
                        for m z.
 
-The known outputs of the layer behind give further equations. As m is given, only the ReLUs before
-the layer are still unknown, and x is mostly overdetermined. Near the solution, Newton's method
-takes a few steps, and the residual shows if the solution is exact. From far away,
-:mod:`flwr_leakage.attacks.exact.relu_fit` leads there.
+The known outputs of the layer behind give further equations. As m is given, only the states of the
+ReLUs before the layer are still unknown, and x is mostly overdetermined. Near the solution,
+Newton's method takes a few steps, and the residual shows if the solution is exact.
+:mod:`flwr_leakage.attacks.exact.relu_fit` finds the solution from a start that is far away.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,20 @@ from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Linearized
 
 NEGLIGIBLE = 1e-6
-"""Share of the largest singular value below which equations are left out. They come from the weight
-gradient of the layer whose ReLU mask is known. Already below ``LEAST_SINGULAR`` they lose weight
-(:meth:`Whitened.faded`); at ``NEGLIGIBLE`` 1 % of it is left."""
+"""Equations of a weight gradient are left out if their singular value is below this share of the
+largest. They belong to the layer whose ReLU mask is known. :meth:`Whitened.faded` lowers the weight
+of equations already below the share ``LEAST_SINGULAR``; at ``NEGLIGIBLE`` 1 % of the weight is
+left, so that a smaller share would change little."""
 
 
 @dataclass(frozen=True)
 class MaskEquations:
     """The equations for the network's input that the known mask of a ReLU layer gives.
 
-    The equations are piecewise linear; the module's docstring lists them. Each set of them is
-    divided by the root mean square of its right side.
+    With the layer's input h, preactivations z and outputs a, they are ``M₁ h = T₁``; ``z = a``
+    where a is known to be positive; the signs of z that the mask states elsewhere; ``M₂ a = T₂``;
+    and the known outputs of the next layer. All are piecewise linear in the network's input. Each
+    of these sets is divided by the root mean square of its right side.
 
     Attributes:
         before: the layers before the masked one.
@@ -52,9 +55,9 @@ class MaskEquations:
         known: the known outputs of the layer and the states of its units, (1, *output_shape).
         own: ``M₁ h = T₁`` from the layer's weight gradient, divided by the root mean square of T₁;
             ``None`` if no mask is proven.
-        behind: the layer behind with its known outputs, and the equations of its gradient.
-        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided by the root mean square
-            of T₂, and arranged by the channels of a.
+        behind: the layer that takes a, with its known outputs, and the equations of its gradient.
+        gradient: ``M₂ a = T₂`` from the weight gradient of the layer ``behind``, divided by the
+            root mean square of T₂, and arranged by the channels of a.
     """
 
     before: Sequence[Link]
@@ -82,23 +85,26 @@ class MaskEquations:
     def residual(self, inputs: Tensor, blur: float = 0.0) -> Tensor:
         """Return all residuals (1, R) of the equations at an input x (1, *shape) of the network.
 
-        ReLUs are averaged over normal noise in the input of their layer, of standard deviation
-        ``blur``. For units of unknown state in the layer whose mask is sought, it is half of this.
+        Each ReLU is replaced by its mean over normal noise of standard deviation ``blur`` in the
+        input of its layer. In the masked layer, this concerns only the units of unknown state, and
+        the noise has half this deviation.
         """
         return self.linearise(inputs, blur).value
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
         """Return the sum ‖r‖² of the equations' squared residuals at an input x (1, *shape).
 
-        ReLUs are averaged over noise of standard deviation ``blur`` in their layer's input.
+        Each ReLU is replaced by its mean over noise of standard deviation ``blur`` in its layer's
+        input.
         """
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
-        """Return the residuals at an input x (1, *shape), and products with their derivative J.
+        """Return the equations' residuals, linearised at an input x (1, *shape) of the network.
 
-        J is the derivative by x. ``blur`` is the standard deviation of the noise over which ReLUs
-        are averaged, in their layer's input. A product with Jᵀ takes ``batch`` vectors at once.
+        The result holds the residuals (1, R) and gives products with their derivative J by x. A
+        product with Jᵀ takes ``batch`` vectors at once. ``blur`` is the standard deviation of the
+        noise over which ReLUs are averaged, in their layer's input.
         """
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []
@@ -108,7 +114,8 @@ class MaskEquations:
         z = self.link.preactivation(features)
         free, slope = rectify(self.link, z, blur / 2)
         outputs, passes = mask.gate(z, free), mask.gate(1.0, slope)
-        # A unit whose value is not known only has a residual if its sign is wrong.
+        # If a unit's output is not known, only a preactivation whose sign contradicts the mask has
+        # a residual.
         bound = (valued | (mask.off & (z > 0)) | (mask.on & ~valued & (z <= 0))).to(z)
         bound = bound / self._unit
         behind = last.preactivation(outputs)
@@ -146,16 +153,15 @@ class MaskEquations:
     def _unit(self) -> float:
         """The root mean square of the known outputs of the layer whose ReLU mask is given.
 
-        It divides the residuals of that layer's preactivations.
+        The residuals of that layer's preactivations are divided by it.
         """
         return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
     def _unit_behind(self) -> float:
-        """The root mean square of the known preactivations of the layer after the masked one, that
-        is, of the next layer towards the network's output.
+        """The root mean square of the known preactivations of the layer that the masked one feeds.
 
-        It divides the residuals of these preactivations.
+        The residuals of these preactivations are divided by it.
         """
         activation, outputs = self.behind.link.activation, self.behind.known.values
         known = activation.target(outputs)[activation.invertible(outputs)]
@@ -177,16 +183,16 @@ def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Hidden:
-    """The ReLUs of one layer, whose masks are sought, with the layers around them.
+    """The ReLUs of one layer, whose masks are sought, with the layers before and behind them.
 
-    A mask says which units are on. There is one mask for each channel.
+    A mask says which units of a channel are on, that is, have a positive input.
 
     Attributes:
         before: the layers before the layer of these ReLUs.
         link: the layer of these ReLUs.
         behind: the next layer, with its known outputs and the equations of its gradient.
-        evidence: the gradients that decide about the masks; ``None`` if no mask is sought, as the
-            layer has no bias or equations are too few.
+        evidence: the gradients that decide about the masks. It is ``None`` if no mask is sought,
+            because the layer has no bias or the next layer's equations are too few.
         known: the facts that proven masks give about the ReLUs' outputs (C, P), for P positions.
     """
 
@@ -209,8 +215,8 @@ class Hidden:
 
         ``before`` are the layers before it. ``behind`` is the next layer, with its known outputs
         and the equations of its gradient. ``proof`` is the tolerance of a mask's proof; see
-        ``PROOF``. Masks are only sought if ``is_sought``: with too few equations of the next layer
-        none can be proven.
+        ``PROOF``. No mask is sought if ``is_sought`` is false: the caller sets this if the next
+        layer gives too few equations for a proof.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)
@@ -233,7 +239,7 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the masks, which say which units are on, of all channels are proven."""
+        """Whether the masks of all channels, which say which units are on, are proven."""
         return self.num_proven == self.num_channels
 
     @property
@@ -243,19 +249,20 @@ class Hidden:
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether masks of the layer of ReLUs were sought and none is proven."""
+        """Whether masks of the layer of ReLUs were sought and none is proven."""
         return self.evidence is not None and not self.num_proven
 
     @cached_property
     def equations(self) -> MaskEquations:
         """The equations for the network's input that these ReLUs give.
 
-        They come from channels whose masks are proven, and from the next layer's known outputs.
+        They come from the channels whose masks are proven, and from the next layer's weight
+        gradient and known outputs.
         """
         own = None
         if self.evidence is not None and self.num_proven:
-            # Only channels with proven masks have equations of the weight gradient. These are
-            # mostly fewer than the unknowns.
+            # The weight gradient gives equations only for channels with proven masks. They are
+            # mostly fewer than the unknown entries of the layer's input.
             errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
             matrix, right = self.link.equations(
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
@@ -265,9 +272,10 @@ class Hidden:
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
-        """Return the same ReLUs with further masks that a candidate input (1, *shape) proves.
+        """Return these ReLUs with further masks that a candidate input (1, *shape) helps to prove.
 
-        A mask says which units of a channel are on.
+        A mask says which units of a channel are on. The result is ``self`` if there is no new
+        proof.
         """
         if self.evidence is None or self.is_proven:
             return self
@@ -275,5 +283,6 @@ class Hidden:
         z = self.link.preactivation(features).reshape(self.known.values.shape)
         known = self.evidence.refine(self.known, z, self.link.patches(features))
         found = replace(self, known=known)
-        # Only proven masks enter the equations, so that these are the same without a new proof.
+        # Only proven masks enter the equations, so that ``self`` with its cached equations stays
+        # valid if there is no new proof.
         return self if found.num_proven == self.num_proven else found

@@ -1,19 +1,18 @@
 """Search for the masks of a layer of ReLUs, and prove them channel by channel.
 
 A mask says which of a channel's units are active. The weight gradient of a layer gives linear
-equations for its input a, which leave a open in some directions. If a comes from ReLUs, it is
-nonnegative and partly zero. Then it is mostly a vertex of the polytope of the equations'
-nonnegative solutions, often the one with the least sum. The values of a at a candidate for the
-network's input are another guess of a. Each guess gives a guess of the mask [a > 0].
+equations for its input a, which mostly have many solutions. If a comes from ReLUs, it is
+nonnegative and partly zero. Then a is mostly a vertex of the polytope of the equations' nonnegative
+solutions, often the vertex with the least sum. A candidate for the network's input gives another
+guess of a by a pass. Each guess gives a guess of the mask [a > 0].
 
 The layer before the ReLUs, ``z = W ∗ h + b`` for an input h, shows whether a mask is right. Let e
-be the derivatives of the loss by z as if all units were active, which the layers behind determine.
-Then
+be the derivatives of the loss by z as if all units were active. The layers behind determine e. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
 is one equation for each channel o with positions p. The right mask meets it up to rounding. As the
-entries of e are of all sizes, a wrong mask meets it by chance only, which happens if thousands of
+entries of e are of all sizes, a wrong mask meets it by chance only. That happens if thousands of
 masks are tried. So a mask must also explain the layer's own weight gradient better than the
 candidate's mask does.
 
@@ -39,49 +38,53 @@ from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 Array = np.ndarray
 
 SMALLEST, LARGEST = 1e-6, 3e-2
-"""Limits for a guess of a ReLU's outputs, as shares of the largest entry of the channel. The guess
-is the nonnegative solution of their equations with the least sum. Its entries below the first limit
-are taken as zero, and those above the second as active. The bias's gradient decides about entries
-between the two."""
+"""Limits for the entries of a guess of one channel's ReLU outputs, as shares of the largest entry.
+Entries of at most the first limit are taken as zero, and those above the second as active. The
+bias's gradient decides about entries between the two. A wider range leaves more masks to try, of
+which more are wrong by chance; a narrower one may leave out the right mask."""
 
 SUM_WEIGHT = 1e-4
-"""Weight of the sum of the unknown entries in a least-squares problem. Its other rows are linear
-equations about these entries, each of length one. The weight is so small that the sum only decides
-among solutions of the equations."""
+"""Weight of the row that asks for a sum of zero in a least-squares problem for a ReLU's outputs.
+The other rows are linear equations about these outputs, each of length one. The weight is so small
+that the sum only decides among solutions of the equations."""
 
 FLIPPABLE, MOST_FLIPS = 24, 3
-"""Number of a mask's most doubtful entries, which may be flipped, and the largest number of them
-that are flipped at once. Doubtful are the entries whose ReLU has an input near zero. 2,325 masks
-are tried for a channel; a wrong mask meets the bias's gradient about once in 1e5 times."""
+"""Number of the most doubtful entries of a channel's mask of active ReLUs, which may be flipped,
+and the largest number of them that are flipped at once. The most doubtful entries are those whose
+ReLU has an input nearest to zero. So Σ_{n ≤ 3} C(24, n) = 2,325 masks are tried for a channel; a
+wrong mask meets the bias's gradient about once in 1e5 times. Larger numbers find masks with more
+errors, and let more wrong ones pass."""
 
 WORTH = 0.9
-"""Factor by which a mask must lower the misfit to the weights' gradient for every entry in which
-it differs from the candidate's mask. A right mask mostly lowers the misfit to about a half. A
-wrong mask, which differs in three entries or more, lowers it to 0.8 at best."""
+"""Factor by which a mask of active ReLUs must lower the distance from the observed weight gradient,
+for every entry in which it differs from the mask of a candidate input. A right mask mostly lowers
+the distance to about a half of that of the candidate's mask. A wrong mask, which differs in three
+entries or more, lowers it to 0.8 at best, while 0.9³ = 0.73 is asked of it."""
 
 NOISE = 2e-7
-"""Relative error of float32 gradients. Singular values below this share of the largest are left
-out of the equations of a channel's values."""
+"""Assumed relative error of float32 gradients. In the equations for a channel's values, singular
+values below this share of the largest are left out."""
 
 PROOF = 5e-8
-"""A mask is proven if the sum of the loss's derivatives e_op at its active positions p differs
-from the bias's gradient of its channel o by at most this share of Σ_p |e_op|. Right masks differ
-by 1e-8 to 1e-7 with float32 gradients; a few masks within 2e-7 are wrong."""
+"""A mask is proven if the sum of the loss's derivatives e_op at its active positions p differs from
+the bias's gradient of its channel o by at most this share of Σ_p |e_op|. With float32 gradients,
+right masks differ by a share of 1e-8 to 1e-7, and a few wrong ones by less than 2e-7. So a larger
+share proves wrong masks, and a smaller one fewer right masks. No table of these shares is kept."""
 
 PRECISION = 1e-3
-"""A ReLU's output counts as known if the standard deviation of its error is below this share of
-the root mean square of its channel's outputs."""
+"""A ReLU's output counts as known if the standard deviation of its error is below this share of the
+root mean square of its channel's outputs. A larger share takes less exact outputs for known."""
 
 
 @dataclass(frozen=True)
 class MaskEvidence:
-    """The gradients that decide about the masks of ReLUs with C channels of P entries.
+    """The gradients that decide which ReLUs are active, for C channels of P entries.
 
     Attributes:
         equations: the equations about the ReLUs' outputs a, from the next layer's weight gradient.
-        errors: e (C, P), ∂L/∂(outputs of the layer that made a), as if all units were active.
-        bias_gradient: ∂L/∂b (C,) of that layer.
-        weight_gradient: ∂L/∂W (C, K) of that layer, with K weights per channel.
+        errors: e (C, P), the derivatives ∂L/∂z at the ReLUs' inputs z, as if all units were active.
+        bias_gradient: ∂L/∂b (C,) of the layer that computes z.
+        weight_gradient: ∂L/∂W (C, K) of the layer that computes z, with K weights per channel.
         proof: tolerance of a mask's proof; see ``PROOF``.
     """
 
@@ -92,7 +95,7 @@ class MaskEvidence:
     proof: float = PROOF
 
     def channel(self, number: int) -> "Channel":
-        """Return the part of the evidence that concerns the mask of the channel of this number."""
+        """Return the evidence about the mask of one channel, whose ``number`` counts from 0."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -104,9 +107,10 @@ class MaskEvidence:
     def begin(self) -> Known:
         """Return the facts about the ReLUs' outputs a (C, P) that the gradients alone prove.
 
-        No candidate for the network's input is needed. A guess of a is the nonnegative solution of
-        its equations that has the least sum, or the only solution. Masks are tried in which the
-        largest entries of the guess are active; see :meth:`Channel.cut` for their proof.
+        No candidate for the network's input is needed. The guess of a is the only solution of its
+        equations, or, if there are several, the nonnegative one with the least sum. Masks are tried
+        in which the largest entries of the guess are active; see :meth:`Channel.cut` for their
+        proof.
         """
         found: dict[int, tuple[Array, Array]] = {}
         rows = self.equations.rows.numpy()
@@ -127,14 +131,14 @@ class MaskEvidence:
         return settled(self.equations, Known.nothing(self.errors), found)
 
     def refine(self, known: Known, preactivations: Tensor, patches: Tensor) -> Known:
-        """Return the known facts, and those about channels whose masks a candidate proves.
+        """Return the known facts, with new ones about channels whose masks a candidate helps prove.
 
         A candidate is an input of the network, with ``preactivations`` (C, P), inputs of the ReLUs,
         and ``patches`` (K, P) of the layer's input (:meth:`Link.patches`). For each channel, masks
         are tried that differ from the candidate's mask in up to ``MOST_FLIPS`` doubtful entries.
-        The bias's gradient proves some of them. Of these, the search takes the mask that explains
-        the weights' gradient best, if its differences from the candidate's mask are worth it; see
-        :meth:`Channel.misfit`.
+        The bias's gradient proves some of them. Of these, the search takes the mask of least
+        :meth:`Channel.misfit` to the weights' gradient, if this is at most that of the candidate's
+        mask.
         """
         flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
         for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
@@ -151,10 +155,11 @@ class Channel:
     """The evidence about the mask of one channel o of ReLUs with P entries.
 
     Attributes:
-        errors: e_o (P,), the derivatives of the loss at the ReLUs' inputs as if all were active.
+        errors: e_o (P,), the derivatives of the loss by the ReLUs' inputs, as if all were active.
         bias_gradient: ∂L/∂b_o, which is the sum of e_o over the active entries.
         weight_gradient: ∂L/∂W_o (K,) of the layer before the ReLUs.
-        slack: largest difference of a proven mask's sum of errors from the bias's gradient.
+        slack: largest difference between ∂L/∂b_o and the sum of e_o over the active entries of a
+            mask that counts as proven.
     """
 
     errors: Array
@@ -165,9 +170,10 @@ class Channel:
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
         """Return the mask (P,) of the first n entries in an order, and whether it is proven.
 
-        Of the n from ``fewest`` to ``most``, the one is taken for which the sum of the entries'
-        errors is nearest to the bias's gradient. The order holds the indices (P,) of all entries,
-        from the most to the least likely active one.
+        ``order`` holds the indices (P,) of all entries, from the most to the least likely active
+        one. Of the numbers n from ``fewest`` to ``most``, the one is taken for which the sum of the
+        loss's derivatives at these entries, ``errors``, is nearest to the bias's gradient. The mask
+        is proven if the two differ by at most ``slack``.
         """
         mask = np.zeros(len(self.errors), bool)
         sums = np.append(0.0, self.errors[order].cumsum())
@@ -180,9 +186,10 @@ class Channel:
         """Yield proven masks (P,) that differ from a candidate's mask in a few doubtful entries.
 
         z (P,) are the inputs of the ReLUs at the candidate, whose mask is z > 0. Doubtful are the
-        entries of z nearest to zero. Entries at which the loss's derivative is zero stay as they
-        are, as no gradient depends on them. Each array of ``flips`` holds a set of entries to flip
-        in each row, as ranks among the doubtful ones: 0 is the entry nearest to zero.
+        entries of z nearest to zero. An entry at which the loss's derivative is zero is not
+        flipped, as no gradient depends on it. Each row of an array of ``flips`` is a set of entries
+        to flip, as ranks among the doubtful ones: 0 is the entry nearest to zero. A mask is proven
+        if it meets the bias's gradient within ``slack``.
         """
         mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -200,17 +207,17 @@ class Channel:
     def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
         """Return a function that measures how badly a mask (P,) explains the weight gradient.
 
-        Its value is the logarithm of the distance between the observed gradient and the one at a
-        candidate input with this mask, plus ``−log(WORTH)`` > 0 for every entry in which the mask
-        differs from the candidate's own one, ``first`` (P,). So a mask is worth its changes if its
-        value is at most that of ``first``. ``patches`` (K, P) is the layer's input at the
-        candidate.
+        A mask is true for active units. ``first`` (P,) is the mask of a candidate input, and
+        ``patches`` (K, P) is the layer's input at the candidate. The function's value is the
+        logarithm of the distance between the observed gradient and the one that the candidate has
+        with the mask, plus ``−log(WORTH)`` > 0 for every entry in which the mask differs from
+        ``first``. So a mask is worth its changes if its value is at most that of ``first``.
         """
 
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
             changes = int((mask != first).sum())
-            # The least size keeps the logarithm finite.
+            # A size of at least 1e-300 keeps the logarithm finite.
             size = max(float(np.linalg.norm(distance)), 1e-300)
             return math.log(size) - changes * math.log(WORTH)
 
@@ -218,7 +225,11 @@ class Channel:
 
 
 def proven_channels(mask: Mask) -> Tensor:
-    """Return booleans (C,), true for channels of a mask (C, P) without units of unknown state."""
+    """Return booleans (C,), true for channels of a mask (C, P) with a unit of known state.
+
+    :func:`settled` sets the states of a channel's units only if the channel's mask is proven. A
+    unit that is in no equation may stay of unknown state even then.
+    """
     return ~mask.open.all(dim=1)
 
 
@@ -235,10 +246,10 @@ def sets_of_ranks() -> list[Array]:
 def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
     """Return the facts about a ReLU's outputs a (C, P) after new proofs of some channels' masks.
 
-    A mask says which of the P positions of a channel are active, so that their outputs are not 0.
-    The equations about a come from the weight gradient of the layer that takes a. ``known`` are the
-    facts so far, which stay for all other channels. ``found`` holds for each channel by number its
-    proven mask (P,), and guesses (P,) for values that the equations may not determine.
+    A mask (P,) is true where an output of the channel is not 0. ``equations`` about a come from the
+    weight gradient of the layer that takes a. ``found`` maps the number of each newly proven
+    channel to its mask and to guesses (P,) of its outputs, which are used where the equations do
+    not determine an output. ``known`` are the facts so far; those about all other channels stay.
     """
     values, bounds = known.values.clone(), known.bounds.clone()
     on, off = known.mask.on.clone(), known.mask.off.clone()
@@ -246,7 +257,7 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
     seen = seen > FLOAT32_NOISE * equations.singular[0]  # false if an entry is in no equation
     for channel, (mask, guess) in found.items():
         active, told = torch.from_numpy(mask), seen.clone()
-        # Nothing is known about an inactive entry that is in no equation.
+        # An inactive entry that is in no equation is neither on nor off: its state stays unknown.
         on[channel], off[channel] = active, ~active & seen
         values[channel] = torch.from_numpy(guess * mask)
         if mask.any():
@@ -260,10 +271,11 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
 def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[Tensor, Tensor]:
     """Return a channel's S values at its active entries by least squares, and which are exact.
 
-    ``active`` (P,) is true for these entries; the others are zero. The equations about the
-    channels' P values come from a weight gradient. The variance of each value comes from the noise
-    of that gradient, and from the directions in which the equations leave it open. The second
-    result (S,) is true for exact values.
+    ``active`` (P,) is true for the S entries that are solved; the other entries are zero. The
+    equations about the channel's P values come from a weight gradient. The variance of each value
+    comes from the noise of that gradient, and from the directions that the equations do not
+    determine. The second result (S,) is true for positive values whose standard deviation is below
+    ``PRECISION`` times the root mean square of the S values.
     """
     raw = equations.rows * equations.singular[:, None]
     target = equations.values[:, channel] * equations.singular

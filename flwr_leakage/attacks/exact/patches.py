@@ -20,14 +20,14 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.records import Batch, Reconstruction
 
 SAME = 1e-6
-"""Relative error up to which ``∂L/∂W = Δᵀ X`` of :class:`Patches` counts as true for a dummy
-image in float64. Rounding leaves 1e-12. Other tables of positions or other offsets in them leave
-0.5 or more, so that any limit between the two separates them."""
+"""Relative error up to which ``∂L/∂W = Δᵀ X`` of :class:`Patches` counts as true for a dummy image
+in float64. Rounding leaves an error of 1e-12. A table that does not hold the positions, or a wrong
+first row in the right table, leaves 0.5 or more. Any limit between the two separates them."""
 
 PROVEN_ERROR = 1e-3
 """Largest estimated error of pixels that count as proven, relative to the root mean square of the
-patches' pixels. It is 60 dB, about the three standard deviations that
-:mod:`~flwr_leakage.attacks.exact.batch_proof` allows."""
+patches' pixels. It is 60 dB, and about three times the standard deviation of 3e-4 that
+:mod:`~flwr_leakage.attacks.exact.batch_proof` allows for a proven sample."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,18 @@ class Patches(ExactAttack):
 
     A vision transformer embeds patch t of the image, with n pixels x_t, as ``z_t = W x_t + b`` of
     width d, and adds a trained row Q_t for its position. So the table's gradient is
-    ``∂L/∂Q_t = δ_t``, where δ_t is the derivative of the loss by the sum. For all T patches,
+    ``∂L/∂Q_t = δ_t``, where δ_t is the derivative of the loss by ``z_t + Q_t``. For all T patches,
 
         ∂L/∂W = Σ_t δ_t x_tᵀ = Δᵀ X,
 
     with the rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if T ≤ d and Δ
-    has full rank (after Lu et al. 2022, APRIL). The equation holds for any number of local steps
-    and any dropout behind the sum, as both sides are sums over steps.
+    has full rank (after Lu et al. 2022, APRIL). For several local steps, both sides are sums over
+    the steps, so that the equation still holds. Dropout behind ``z_t + Q_t`` does not change it.
 
     The table may begin with other rows, such as one for a class token. The equation holds for a
-    dummy image, too. So a dummy image shows which parameters are the layer and the table, and at
-    which row of the table the patches begin. The attack takes one image, and no weight decay.
+    dummy image, too. So the attacker's own gradient of a dummy image shows which parameters are the
+    layer and the table, and at which row of the table the patches begin. The attack takes one
+    image, and no weight decay.
     """
 
     purpose: ClassVar[str] = "patches"
@@ -70,8 +71,8 @@ class Patches(ExactAttack):
     ) -> Reconstruction:
         """Return the one image that explains a problem's update, with its label.
 
-        It is a least-squares solution, which does not depend on ``restart``, the number of the
-        start, and does not check the budget.
+        The image is a least-squares solution. It does not depend on ``restart``, the number of the
+        start, and ``budget`` is not used.
 
         Raises:
             ValueError: the update has several images or weight decay, or the model has no trained
@@ -84,7 +85,8 @@ class Patches(ExactAttack):
         kept = values > FLOAT32_RELATIVE_ERROR / 100 * values[0]
         patches = right[kept].T @ ((left[:, kept].T @ weight) / values[kept, None])
         misfit = float((errors.T @ patches - weight).square().sum() / weight.square().sum())
-        # The relative rounding of both sides is divided by the singular values of the errors.
+        # The pixels' standard deviation is the rounding of ∂L/∂W divided by the singular values of
+        # the errors Δ.
         rounding = FLOAT32_RELATIVE_ERROR / 10 * weight.norm() / weight.numel() ** 0.5
         deviation = rounding * values[kept].square().reciprocal().sum().div(found.count).sqrt()
         error = float(deviation / patches.square().mean().sqrt().clamp_min(1e-30))
@@ -127,7 +129,8 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
 
     Raises:
         ValueError: the update has several images or weight decay, the network has no such layer and
-            table, or the update tells nothing of the patches.
+            table, there are more patches than the width of the layer, or no gradient reaches the
+            patches.
     """
     if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
         decay = " and weight decay" if problem.schedule.weight_decay else ""
@@ -155,8 +158,8 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
         for name, value in problem.params.items()
         if name in trained and value.ndim > 1 and not bool(value.any())
     ]
-    # Layers that start at zero let no gradient through. The place of the patches in the network
-    # does not depend on their values.
+    # Weights that are all zero let no gradient through, so that random ones stand in for them here.
+    # Which parameters embed the patches does not depend on these weights.
     drawn = {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
         for name, value in problem.params.items()

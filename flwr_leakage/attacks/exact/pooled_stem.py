@@ -1,20 +1,20 @@
 """Fit the input of a stem: a convolution and max pooling over windows that may overlap.
 
-In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the image has pixels,
-16,384 for the 12,288 of a 64×64 image. Let x be the image, W the convolution's weight and t the
-offset of its outputs, which are called *entries* here. If the place of each window's maximum is
-given, the windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share
-maxima, so that only some 9,300 of these equations are distinct: they leave the image near 40 dB.
-The gradient ``∂L/∂W = Σ_k δ[k] x[patch k]`` of the convolution is linear in x, too. δ is the known
-derivative of the loss by a window's value, at the place of its maximum. Windows' values and
-gradient together determine x.
+In the stem of a ResNet, 3×3 windows of stride 2 keep 16,384 numbers of a 64×64 image, which has
+12,288 values itself. Let x be the image, W the convolution's weight and t the offset of its
+outputs, which are called *entries* here. If the place of each window's maximum is given, the
+windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share maxima, so
+that only some 9,300 of these equations are distinct. They alone determine the image to about 40 dB.
+The gradient ``∂L/∂W = Σ_k δ[k] x[patch k]`` of the convolution is linear in x, too. The sum is over
+the places k of maxima, and δ[k] is the known derivative of the loss by the value there. Windows'
+values and gradient together determine x.
 
 Two facts restrict the place of each window's maximum:
 
 - The values bound the entries: an entry is at most the least value of the windows that hold it.
 - Two windows with equal values share their maximum, unless their patches are equal. So windows fall
   into *groups*. All windows of a group hold its one maximum. On an untrained ResNet-18 at 64×64
-  pixels, a fifth of the groups has one candidate place left, and a median group has four.
+  pixels, a fifth of the groups is left with one candidate place, and the median group with four.
 
 The rest is found by alternation, as in expectation maximisation. The weights p of a group's
 candidate places k first come from the present image's entries y, with normal errors of width τ,
@@ -27,7 +27,7 @@ images gives the next image, while τ falls. From some τ on, the gradient of th
 A wrong choice j in place of k changes the gradient of its channel by
 ``δ (x[patch k] − x[patch j])``, which the channel's 147 equations show. So before the weights are
 computed again, choices are changed (*turned*) one after another: in each channel, the one that
-gains the most. Equations that disagree count less.
+raises the likelihood the most. Equations with a large misfit get less weight.
 """
 
 from dataclasses import dataclass
@@ -47,60 +47,66 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
-"""Width τ of the normal error of the values before pooling in the first step, in units of the
-standard deviation of the windows' values; its ratio from step to step; and the number of steps
-before the maxima's places are corrected by the gradient. These values and those below were chosen
-on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no results are
-kept."""
+"""The search for an image and for the places of its maxima in pooling windows assumes a normal
+error of the values before pooling. The constants are its standard deviation τ in the first step, in
+units of the standard deviation of the windows' values; the ratio of τ from step to step; and the
+number of steps before the maxima's places are corrected by the gradient. All constants of this
+module were chosen on one development draw of a ResNet-18 at 64×64 pixels, and held on four more; no
+results are kept."""
 
 JOINS = 0.12
-"""Width τ of the error of the values before pooling, in units of the standard deviation of the
-windows' values. Once τ is below this, the gradient of the convolution takes part in the fit."""
+"""The gradient of the convolution takes part in the fit once the standard deviation τ of the error
+of the values before pooling is below this. The unit is the standard deviation of the pooling
+windows' values. With a large τ, most places of maxima are still wrong, and so is the gradient's
+equation."""
 
 BELIEF, BELIEF_FALL = 0.033, 0.8
-"""Width of the error of the values before pooling, by which the maxima's places are weighed in the
-first step that corrects them by the gradient. It is in units of the standard deviation of the
-windows' values. The second number is its ratio from step to step."""
+"""Standard deviation of the error of the values before pooling, by which candidate places of the
+maxima are weighed in the first step that corrects them by the gradient. It is in units of the
+standard deviation of the windows' values. The second number is its ratio from step to step."""
 
 TRUST, TRUST_FALL, FINE = 0.025, 0.7, 26
-"""Width of the equations' error for the image in the first step that corrects the maxima's places,
-in units of the standard deviation of the windows' values; its ratio from step to step; and the
-largest number of these steps."""
+"""Standard deviation that the least-squares fit of the image assumes for the errors of its
+equations in the first step that corrects the maxima's places, in units of the standard deviation of
+the windows' values; its ratio from step to step; and the largest number of these steps."""
 
 SETTLED, BALANCE, LEAST = 14, 5.0, 4e-6
-"""Number of steps with corrected places of maxima after which the width of the equations' error
-follows the residual that the gradient leaves; the multiple of that residual; and the width at which
-the search ends. With widths that kept falling, conjugate gradients did not reach the directions
-that only the gradient determines, and an image stayed at 63 dB in place of more than 90."""
+"""Number of steps with corrected places of maxima after which the assumed standard deviation of the
+equations' errors is a multiple of the residual that the gradient leaves; this multiple; and the
+standard deviation at which the search ends. If it kept falling by a fixed ratio instead, conjugate
+gradients did not reach the directions that only the gradient determines, and an image stayed at 63
+dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""Share of a channel's squared residual, before its maxima's places are corrected, that counts as
-noise at least; and the factor d by which an equation with misfit m, in units of its error, loses
-weight: its weight is divided by 1 + d m²."""
+"""Least noise of a channel's gradient, as a share of the mean squared residual that this gradient
+has before a step corrects the places of the channel's maxima. The second number is the factor d by
+which an equation with misfit m, in units of its assumed error, loses weight: its weight is divided
+by 1 + d m²."""
 
 TURNS, GAIN = 40, 0.5
-"""Largest number of maxima in a channel whose place is changed in one step, and the least gain in
-log-likelihood of each change."""
+"""Largest number of changes of maxima's places in a channel in one step of the search, and the gain
+in log-likelihood that each change must exceed."""
 
 EQUAL = 50
 """Difference, in units of their noise, up to which the values of two pooling windows count as
-equal, so that the windows share their maximum. At 10, four of 9,300 groups of such windows were
-torn apart, and one image had 51 dB in place of more than 100."""
+equal, so that the windows share their maximum. At 10, four of the 9,300 groups of such windows of
+one image were torn apart, and the image was found with 51 dB in place of more than 100."""
 
 ITERATIONS, TOLERANCE = 60, 1e-3
-"""Largest number of iterations of conjugate gradients in a step, and their relative residual."""
+"""Largest number of iterations of conjugate gradients in a step, and the relative residual at which
+they end."""
 
 
 @dataclass(frozen=True)
 class Stem:
-    """A stem: the convolution that maps an input x to the entries that are pooled.
+    """The convolution of a network's stem, which maps an input x to the values that are pooled.
 
     Attributes:
         weight: W (C, c, k, k), with the scale of BatchNorm in it.
-        offset: t (C,), the shift of each channel, so that the entries are W ∗ x + t.
+        offset: t (C,), the shift of each channel, so that the values before pooling are W ∗ x + t.
         geometry: kernel, padding and stride of the convolution.
-        shape: the shape (1, C, H, W) of the entries.
-        size: the shape (1, c, H, W) of the input.
+        shape: the shape (1, C, H, W) of the values before pooling.
+        size: the shape (1, c, height, width) of the input.
     """
 
     weight: Tensor
@@ -111,12 +117,12 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the convolution in front of the ReLU of this number, in the order of calls.
+        """Return the stem before a ReLU, whose ``number`` counts from 0 in the order of calls.
 
         Returns:
-            The stem; the factors (C,) by which its weight differs from the parameter; and the
-            parameter's name. The result is ``None`` if the inputs of the ReLU are not one
-            convolution of the network's input, scaled and shifted channel by channel.
+            The stem; the factors (C,) of its weight over the model's parameter, which stem from
+            BatchNorm; and the parameter's name. The result is ``None`` if the inputs of the ReLU
+            are not one convolution of the network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])
@@ -150,8 +156,8 @@ class Stem:
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the derivative (1, c, H, W) of the loss by the convolution's input.
 
-        ``errors`` (1, C, H, W) are the derivatives by the convolution's outputs. The weight is the
-        stem's own by default.
+        ``errors`` (1, C, H, W) are the derivatives of the loss by the convolution's outputs.
+        ``weight`` stands in for the stem's own weight if it is given.
         """
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)
@@ -159,8 +165,8 @@ class Stem:
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
         """Return the gradient ``Σ_p δ[p] x[patch p]`` (C, c, k, k) of the convolution's weight.
 
-        x (1, c, H, W) is its input, and δ (1, C, H, W) the derivative of the loss by its outputs,
-        whose places are p.
+        x (1, c, H, W), ``inputs``, is the convolution's input, and δ (1, C, H, W), ``errors``, the
+        derivative of the loss by its outputs, whose places are p.
         """
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
@@ -169,16 +175,17 @@ class Stem:
 class Groups:
     """G groups of pooling windows; the windows of a group share the place of their maximum.
 
-    A channel has P positions, and an entry is the value of one channel at one position before
-    pooling. K places of a window are the candidates for the maximum.
+    A channel has P positions, and an entry is the value of one of C channels at one position before
+    pooling. A window holds K entries, the candidates for its maximum.
 
     Attributes:
         channels: (G,) channel of each group.
         entries: (G, K) indices of the candidates among all entries.
         allowed: (G, K) booleans, true for candidates that may be the maximum.
-        values: (G, 1) value of the maximum.
+        values: (G, 1) value of each group's maximum.
         errors: (G,) derivative of the loss by the maximum, the sum over the group's windows.
-        bounds: (C·P,) upper bound of each entry; infinite for none.
+        bounds: (C·P,) upper bound of each entry, the least value of the windows that hold it;
+            infinite if there is none.
     """
 
     channels: Tensor
@@ -194,10 +201,10 @@ class Groups:
     ) -> "Groups":
         """Return the groups of windows that share the place of their maximum.
 
-        ``table`` (K, P) holds the K positions that each of P windows holds, −1 beyond the map; a
-        channel has ``positions`` of them before pooling. ``values`` (C, P) are the maxima of the
-        windows, 0 if they are not positive, and ``errors`` (C, P) the derivatives of the loss by
-        them. Two maxima count as equal up to the difference ``tolerance``.
+        ``table`` (K, N) lists the K positions of each of N windows, −1 beyond the map. A channel
+        has ``positions`` positions before pooling. ``values`` (C, N) are the maxima of the windows,
+        0 if they are not positive, and ``errors`` (C, N) the derivatives of the loss by these
+        maxima. Two maxima count as equal if they differ by at most ``tolerance``.
         """
         channels, windows = values.shape
         first = positions * torch.arange(channels)[:, None, None]
@@ -222,8 +229,8 @@ class Groups:
         counts = torch.zeros_like(bounds).index_add(0, entries, near.flatten().to(bounds))
         sizes = torch.bincount(labels.flatten(), minlength=far).to(bounds)[labels]
         allowed = near & (counts[entries].reshape(shape) == sizes[..., None])
-        # Equal patches, such as those of a white sky, have equal values at several positions. No
-        # position is in all of their windows, so that each such window is a group of its own.
+        # Equal patches, such as those of a white sky, have equal values at several positions. If no
+        # position lies in all windows of a group, each of its windows becomes a group of its own.
         is_whole = allowed.any(2).flatten()[labels]
         labels = torch.where(is_whole, labels, own)
         allowed = torch.where(is_whole[..., None], allowed, near)
@@ -239,20 +246,20 @@ class Groups:
         )
 
     def at(self, weights: Tensor) -> Tensor:
-        """Return for each entry before pooling, (C·P,), the sum of its weights as a candidate.
+        """Return for each value before pooling, (C·P,), the sum of its weights as a candidate.
 
-        An entry is the value of one of C channels at one of P positions, and a candidate for the
-        maximum of a window. Each of the K candidates of G groups of windows has a weight (G, K).
+        There are C channels of P positions. Each of G groups of pooling windows has K of these
+        values as candidates for its maximum, with ``weights`` (G, K).
         """
         total = torch.zeros_like(self.bounds)
         return total.index_add(0, self.entries.flatten(), weights.flatten())
 
     def log_odds(self, entries: Tensor, width: float) -> Tensor:
-        """Return the log probability (G, K), up to a constant, of maxima's candidate places.
+        """Return the log probability (G, K), up to a constant, of the maxima's candidate places.
 
         G groups of pooling windows have K candidate places each for their common maximum.
-        ``entries`` (1, C, H, W) are an image's values before pooling, and ``width`` is the
-        standard deviation of their error.
+        ``entries`` (1, C, H, W) are an image's values before pooling, and ``width`` is the standard
+        deviation of their error. The log probability of a place that cannot hold the maximum is −∞.
         """
         misfit = (entries.flatten()[self.entries] - self.values) / width
         odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
@@ -261,10 +268,10 @@ class Groups:
 
 @dataclass(frozen=True)
 class _Search:
-    """The alternating search for the places of maxima and for the image of a stem.
+    """The alternating search for the places of the maxima in pooling windows, and for the image.
 
     Attributes:
-        stem: the convolution before the pooling.
+        stem: the convolution before the max pooling.
         groups: the groups of pooling windows with their candidate places.
         prior: the prior of natural images.
         gradient: ∂L/∂W of the convolution, divided by its root mean square.
@@ -282,14 +289,15 @@ class _Search:
               noise: Tensor | None) -> Tensor:  # fmt: skip
         """Return the coordinates under the prior, (1, c, H, W), of the image that fits best.
 
-        The image passes a convolution and max pooling. It fits the pooling windows' values at the
-        candidate places of their maxima, by weight, the bounds of all other values before pooling,
-        and the gradient of the convolution. The solver starts from ``point`` (1, c, H, W), the
-        coordinates of the previous image. The ``odds`` (G, K) are weights of the K candidate places
-        of G groups of windows, which sum to one in a group. ``width`` is the standard deviation of
-        the error of a value before pooling. The weight of an equation is divided by 1 + ``doubt`` ·
-        m², where m is its misfit at ``point`` in units of ``width``. ``noise`` (C,) is a variance
-        that is added to the gradient's noise; ``None`` to ignore the gradient.
+        The image passes a convolution and max pooling. The fit is to the pooling windows' values at
+        the candidate places of their maxima, by weight, to the upper bounds of all other values
+        before pooling, and to the gradient of the convolution. The solver starts from ``point``
+        (1, c, H, W), the coordinates of the previous image. The ``odds`` (G, K) are weights of the
+        K candidate places of G groups of windows, which sum to one in a group. ``width`` is the
+        standard deviation of the error of a value before pooling. The weight of an equation is
+        divided by 1 + ``doubt`` · m², where m is its misfit at ``point`` in units of ``width``.
+        ``noise`` (C,) is a variance of the gradient's noise that is added to the variance from
+        undecided places; with ``None``, the gradient is ignored.
         """
         stem, groups, prior = self.stem, self.groups, self.prior
         inputs = prior.inputs(point)
@@ -353,8 +361,8 @@ class _Search:
 
         Each group first chooses its likeliest place. Then in each channel one choice after another
         is changed, each time the one that raises the likelihood most. ``inputs`` (1, c, H, W) is
-        the present image. ``odds`` (G, K) holds logarithms of the weights that the image's entries
-        give the K candidate places of each of G groups of windows.
+        the present image. ``odds`` (G, K) holds logarithms of the weights that the image's values
+        before pooling give the K candidate places of each of G groups of windows.
 
         Returns:
             The weights (G, K), which sum to one in a group; and for each channel the mean square
@@ -399,10 +407,11 @@ class _Search:
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
     """Return the input that fits a stem's pooled outputs and its gradient, or None.
 
-    A stem is a convolution of the input with max pooling over windows that may overlap. None is
-    returned if the known outputs of the first ReLU (in ``features``) are not those of one
-    convolution of the input, if the convolution is frozen, or if the derivatives of the loss by the
-    outputs are unknown. The value of the fit is the features' :func:`feature_distance`.
+    A stem is a convolution of the input with a ReLU and max pooling over windows that may overlap.
+    ``features`` holds its known outputs and the derivatives of the loss by them. None is returned
+    if the outputs are not those of one convolution of the input, if the convolution is frozen, or
+    if the derivatives are unknown. The value of the fit is the :func:`feature_distance` of the
+    outputs.
     """
     number = features.shallowest
     found = Stem.of(problem, number)
@@ -444,7 +453,8 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
         odds, left = search.turned(inputs, groups.log_odds(search.entries(inputs), belief))
         width = TRUST * TRUST_FALL**step
         if step >= SETTLED:
-            # Without the upper limit, an image with many wrong places fell from 43 to 23 dB.
+            # Without the upper limit of TRUST / 5, an image with many wrong places of maxima fell
+            # from 43 to 23 dB.
             width = min(max(BALANCE * float(left.median().sqrt()), LEAST), TRUST / 5)
         point = search.solve(point, odds, width * deviation, DOUBT, left)
         steps += 1

@@ -8,7 +8,7 @@ where e = ∂L/∂u is called the *error* of its outputs. Pruned gradients give 
   Known inputs and kept entries of their columns give errors of further rows.
 * A zero entry has ``|e_i h_j| ≤ τ``, where τ is the smallest magnitude that pruning kept in the
   tensor.
-* A unit is on if its error is known, or its output, which is an entry of the next layer's input.
+* A unit is on if its error is known, or if its output, an input of the next layer, is known.
 * The next layer's errors give the error that each unit would have if it were on. If pruning would
   have kept that error, but the unit's gradient is zero, the unit is off.
 """
@@ -49,7 +49,7 @@ class PrunedLayer:
         seen: booleans (n,), true for the known inputs.
         deviations: standard deviations (n,) of the known inputs, which the gradient's noise causes;
             zero for unknown inputs.
-        noise: standard deviation of the gradient's entries.
+        noise: standard deviation of the noise of the gradient's entries.
         threshold: τ, the smallest magnitude that pruning kept; infinite if pruning removed larger
             entries than it kept.
     """
@@ -74,7 +74,8 @@ class PrunedLayer:
     ) -> "PrunedLayer":
         """Return the layer with the errors and inputs that the kept entries of its gradient give.
 
-        ``matrix`` is W, ``offset`` c, ``weight`` ∂L/∂W and ``bias`` ∂L/∂c, zero where pruned.
+        The layer computes ``W h + c``. ``matrix`` is W and ``offset`` is c; ``weight`` is ∂L/∂W and
+        ``bias`` is ∂L/∂c, both zero where pruned.
 
         Raises:
             ValueError: no entry of the bias or of the weight is kept, or the entries are not those
@@ -90,8 +91,8 @@ class PrunedLayer:
         has_error = kept @ known.to(kept) > 0
         product = errors[:, None] * row
         left = kept * (product - both)
-        # A gradient farther from an outer product than noise explains has several samples. (The
-        # limit was chosen on development draws; no results are kept.)
+        # A gradient that is farther from an outer product than noise explains belongs to several
+        # samples. (The limit of 0.1 was chosen on development draws; no results are kept.)
         if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float(has_error.sum() + known.sum())
@@ -121,7 +122,7 @@ class PrunedLayer:
     def bound(self) -> float:
         """The largest magnitude that an unknown input of the layer may have.
 
-        Otherwise pruning would have kept an entry of the gradient that shows it.
+        From a larger input, pruning would have kept an entry of the gradient, which shows it.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
@@ -129,7 +130,7 @@ class PrunedLayer:
     def error_bound(self) -> float:
         """The largest magnitude that an unknown error ∂L/∂u of an output u of the layer may have.
 
-        Otherwise pruning would have kept an entry of the gradient that shows it.
+        From a larger error, pruning would have kept an entry of the gradient, which shows it.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
@@ -145,10 +146,10 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class PrunedPass:
-    """The first linear layers of one sample's pass, with only ReLUs between them.
+    """Successive linear layers of one sample's pass, with only ReLUs between them.
 
     Attributes:
-        layers: at least one layer, in the order of the pass.
+        layers: the layers in the order of the pass, at least one.
     """
 
     layers: Sequence[PrunedLayer]
@@ -157,7 +158,8 @@ class PrunedPass:
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
         """Return the linear layers from a given one on, as far as only ReLUs stand between them.
 
-        ``first`` is the call of the first of them. The problem holds the pruned gradient.
+        ``first`` is the call of the first of these layers. ``problem`` holds the pruned gradient.
+        ``generator`` draws the inputs of a pass that shows which layers follow each other.
 
         Raises:
             ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
@@ -185,8 +187,9 @@ class PrunedPass:
     def features(self) -> list[Known]:
         """The known facts about the ReLUs between successive layers, in the order of the pass.
 
-        Each holds the ReLU's outputs (m,), which the next layer takes, as far as they are known,
-        bounds of the others, and which of its m units are on, off or of unknown state.
+        Entry k concerns the m units of layer k. It holds their outputs (m,) behind the ReLU as far
+        as they are known, bounds of the unknown outputs, and which units are on, off or of unknown
+        state.
         """
         last = self.layers[-1]
         errors = last.errors
@@ -216,11 +219,11 @@ def _read(problem: Problem, use: LinearUse) -> PrunedLayer:
 LEAST_SPREAD = 1e-8
 """Standard deviation, in normalised pixels or features, below which a bounded value counts as
 known. The normal density that stands for its bounds is then no longer changed. A variance is a
-difference of squares, which float64 rounds to 2⁻⁵³: the root of that is 1e-8."""
+difference of squares, which float64 rounds to 2⁻⁵³; 1e-8 is the root of that."""
 
 MOST_ENTRIES = 40_000_000
-"""Largest number of entries of the prior's matrix, which has a row for each unseen pixel and a
-column for each pixel: 320 MB in float64."""
+"""Largest number of entries of the prior's matrix for :func:`fill_unseen`, which has a row for each
+unseen pixel and a column for each pixel. They take 320 MB in float64."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ class Filled:
         inputs: the whole flattened image (n,), normalised.
         deviation: root mean square of the unseen pixels' posterior standard deviations.
         stopped: whether the budget was spent before the posterior's mean settled.
-        settled: whether the mean settled.
+        settled: whether the posterior's mean settled within the allowed rounds.
     """
 
     inputs: Tensor
@@ -244,8 +247,9 @@ class Filled:
 class Bounds:
     """Bounds on k linear combinations of u unseen pixels, with normal densities in their place.
 
-    A bound is a factor of the pixels' density that is 1 within the bound and 0 outside. It is
-    replaced by a normal density of the combination (expectation propagation, Minka 2001).
+    A bound multiplies the pixels' density by 1 where the combination keeps the bound, and by 0
+    elsewhere. This factor is replaced by a normal density of the combination (expectation
+    propagation, Minka 2001).
 
     Attributes:
         forms: (k, u) the coefficients, one combination in each row.
@@ -275,13 +279,14 @@ class Bounds:
         return cls(forms, low, high, precision, shift)
 
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """Return the bounds, with normal densities nearer to the truncated laws' moments.
+        """Return the bounds after one round of expectation propagation for all combinations.
 
-        ``mean`` (u,) and ``covariance`` (u, u) are those of the pixels' present normal law. For
-        each combination, its own normal density is removed from this law, and the rest is truncated
-        to the bounds. The density that, times the rest, has the truncated law's mean and variance
-        is the goal: the new one is halfway between the old one and this goal, in precision and in
-        shift.
+        The round moves the normal density that stands for each bound. ``mean`` (u,) and
+        ``covariance`` (u, u) are those of the pixels' present normal law. A combination's own
+        density is divided out of this law. What remains, truncated to the bounds, has a mean and a
+        variance. The goal is the density whose product with the remaining law has these moments.
+        The new density is halfway between the old density and the goal, in ``precision`` and in
+        ``shift``.
         """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
@@ -304,13 +309,13 @@ class Bounds:
 def fill_unseen(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget = UNLIMITED
 ) -> Filled | None:
-    """Return an image whose unseen pixels are posterior means, or None if they are too many.
+    """Return an image whose unseen pixels are posterior means, or None if too many are unseen.
 
     Unseen are the pixels that pruning hides. The posterior combines a normal prior of images, the
-    bounds that pruned entries give, and the known features behind the first layer. Each of at most
-    60 rounds takes u³ operations for u unseen pixels, and the prior of n pixels takes u n memory;
-    the result is ``None`` if its matrix would exceed :data:`MOST_ENTRIES`. No round begins once the
-    budget is spent.
+    bounds that pruned entries give, and the known inputs of the layers behind the first one. Each
+    of at most 60 rounds takes u³ operations for u unseen pixels, and the prior of n pixels takes u
+    n memory; the result is ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`. No
+    round begins once the budget is spent.
 
     ``order`` is the order in which the first layer takes the pixels. ``found`` holds the linear
     layers with their known errors and inputs.
@@ -385,9 +390,10 @@ def _bounds(
 ) -> Bounds:
     """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them.
 
-    ``order`` is the order in which the first of the linear layers takes the pixels; its weight is
-    in the order of pixels. ``features`` are the known outputs of the ReLU behind each layer but the
-    last one. ``base`` (n,) is the flattened image, zero where ``unseen`` (n,) is true.
+    ``order`` is the order in which the first of the linear layers takes the pixels; the columns of
+    this layer's ``matrix`` are already in the order of the image. ``features`` are the known
+    outputs of the ReLU behind each layer but the last one. ``base`` (n,) is the flattened image,
+    zero where ``unseen`` (n,) is true.
     """
     first = layers[0]
     dark, bright = (bound.flatten() for bound in spec.bounds(base))
@@ -417,16 +423,18 @@ def _linearised(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return equations ``H x = y`` that known features give about the u unseen pixels x, or None.
 
-    It is None if there is no layer behind the first. ReLUs are linearised under the present normal
-    law of x, with ``mean`` (u,) and ``covariance`` (u, u). Features f of a layer are then ``v + H
-    (x − mean)`` plus normal errors, with their value v at the mean. So y is ``f − v + H mean``.
+    Features are the outputs of ReLUs. ReLUs are linearised under the present normal law of x, with
+    ``mean`` (u,) and ``covariance`` (u, u). So the features f of a layer are ``v + H (x − mean)``
+    plus normal errors, where v is their value for ``x = mean``, and y is ``f − v + H mean``.
 
-    The first layer's weight is in the order of pixels. ``features`` are the known outputs of the
-    ReLU behind each layer but the last one. ``base`` (n,) is the flattened image, zero where
-    ``unseen`` (n,) is true, and ``blur`` (n,) are standard deviations of the seen pixels.
+    The columns of the first layer's ``matrix`` are in the order of the image's pixels. ``features``
+    are the known outputs of the ReLU behind each layer but the last one. ``base`` (n,) is the
+    flattened image, zero where ``unseen`` (n,) is true, and ``blur`` (n,) are standard deviations
+    of the seen pixels.
 
     Returns:
-        H (k, u), y (k,), and the positive definite covariance (k, k) of the equations' errors.
+        H (k, u), y (k,), and the positive definite covariance (k, k) of the equations' errors; or
+        ``None`` if there is no layer behind the first.
     """
     value = base.clone()
     value[unseen] = mean
@@ -467,9 +475,9 @@ def _posterior(
     """Return the mean (u,) and covariance (u, u) of the unseen pixels' normal posterior.
 
     ``precision`` (u, u) is the prior's inverse covariance, and ``shift`` (u,) this matrix times the
-    prior's mean. ``bounds`` on combinations of the pixels have normal densities in their place.
-    ``equations`` are H (k, u), y (k,) and the covariance (k, k) of the errors of ``H x = y``, or
-    ``None``.
+    prior's mean. ``bounds`` holds normal densities that stand for bounds on combinations of the
+    pixels. ``equations`` about the pixels x are H (k, u), y (k,) and the covariance (k, k) of the
+    errors of ``H x = y``; ``None`` if there are none.
     """
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
     wanted = shift + bounds.forms.T @ bounds.shift
@@ -487,8 +495,9 @@ def _posterior(
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each ReLU the line that fits it best under a normal law of its input.
 
-    Each ReLU has a law of its own, with its ``mean`` and ``deviation`` > 0. The three tensors are
-    the slopes, the lines' values at the means, and the variances of the ReLUs around the lines.
+    Each ReLU has a law of its own, with its ``mean`` and standard ``deviation`` > 0. The three
+    tensors are the slopes, the lines' values at the means, and the variances of the ReLUs' outputs
+    around the lines.
     """
     ratio = mean / deviation
     above = torch.special.ndtr(ratio)
@@ -510,7 +519,8 @@ def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tup
         (tensor([0.7979], dtype=torch.float64), tensor([0.3634], dtype=torch.float64))
     """
     below, above = (low - mean) / deviation, (high - mean) / deviation
-    # Both bounds are mirrored below the mean, where log_ndtr is accurate for small shares.
+    # If both bounds lie above the mean, they are mirrored to below it, where log_ndtr is accurate
+    # for small shares.
     is_flipped = below > 0
     below, above = torch.where(is_flipped, -above, below), torch.where(is_flipped, -below, above)
     outer, inner = torch.special.log_ndtr(below), torch.special.log_ndtr(above)

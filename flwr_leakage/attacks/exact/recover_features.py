@@ -3,16 +3,16 @@
 Let a be the output of a ReLU that a convolution takes as its input, and δ the derivative of the
 loss by the convolution's output, called its *error*. The convolution's weight gradient is linear in
 a (:mod:`flwr_leakage.attacks.exact.weight_equations`). The mask of a ReLU says which of its units
-are on. With the masks of all later ReLUs known, δ is exact: it is propagated back from the error of
-the logits, which is the last bias's gradient. If the equations determine a, its zeros give the mask
+are on. With the masks of all later ReLUs known, backpropagation from the error of the logits, which
+is the last bias's gradient, gives δ exactly. If the equations determine a, its zeros give the mask
 of its ReLU, and the recursion goes one ReLU further towards the input.
 
 Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
-suffices to spoil the features two layers in front, along the skip connections. But it contradicts
-the next equations, which outnumber their unknowns: they reveal it, and a repair flips it. So the
-limit below which an entry counts as zero is measured layer by layer, and need not be right
-everywhere. If the equations leave directions of a layer open, the recursion ends, and returns the
-determined directions as equations.
+suffices to spoil the features of the two layers before it, along the skip connections. But a wrong
+entry contradicts the next equations, which outnumber their unknowns. They reveal the entry, and a
+repair flips it. So the limit below which an entry counts as zero is measured layer by layer, and
+need not be right for every entry. If the equations do not determine all features of a layer, the
+recursion ends, and returns the determined directions as equations.
 
 The recursion needs only one fact of the architecture: the ReLU that feeds each convolution.
 Automatic differentiation handles BatchNorm with given statistics and skip connections.
@@ -22,8 +22,8 @@ channels or positions, as through BatchNorm. Then the error of its output channe
 ``δ[p] = c[p] + m[p] d[p]``, with the ReLU's mask m, the error c with the unit off, and the error
 ``c + d`` with the unit on. One wrong entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of
 that channel's gradient by ``±d[p] A_p``, where A_p is the patch that the convolution took in at p.
-All other channels give the patches. The repair flips one entry after another, each time the one
-that lowers ‖r‖² the most,
+The equations of all other channels determine the patches. The repair flips one entry after another,
+each time the one that lowers ‖r‖² the most,
 
     ‖r‖² − ‖r ∓ d[p] A_p‖² = ±2 d[p] ⟨r, A_p⟩ − d[p]² ‖A_p‖²,
 
@@ -50,7 +50,8 @@ from flwr_leakage.attacks.network.linear import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
-"""Layers that normalise by the sample's own statistics, through which no mask is walked back."""
+"""Layers that normalise by the sample's own statistics. Their derivatives depend on features that
+are not known yet, so that no mask of a ReLU before them can be found."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,21 @@ class Features:
     Attributes:
         outputs: the output (1, C, H, W) of each known ReLU by its number. If max pooling follows
             the ReLU, it is the pooled output.
-        windows: (height, width) of the windows of such pooling, by the ReLU's number.
-        noise: standard deviation of each output's error over its root mean square, by the ReLU's
-            number; NaN if there are no more equations than unknowns, so that noise does not show.
-        equations: linear equations about the output of a ReLU nearer to the input, by its number.
-            They leave some directions of the output open.
-        repaired: number of entries of ReLUs' masks (which units are on) that were changed, as the
-            equations of their channel contradicted those of the other channels.
-        contradicted: number of output channels of convolutions whose equations contradict the
-            others even after such changes.
-        table: (K, P) the K positions that each of P pooling windows of the output nearest to the
-            input holds, with −1 beyond the map; ``None`` if the windows do not overlap.
-        error: the derivative of the loss by that output, if its windows overlap; else ``None``.
+        windows: (height, width) of the windows of max pooling right after a ReLU, by the ReLU's
+            number.
+        noise: standard deviation of each output's error, divided by the output's root mean square,
+            by the ReLU's number; NaN if there are no more equations than unknowns, so that noise
+            does not show.
+        equations: linear equations that do not determine the whole output of a ReLU, by its number.
+            This ReLU is nearer to the input than those with known outputs.
+        repaired: number of entries of ReLUs' masks (which units are on) that were flipped, because
+            the equations of a channel contradicted those of all other channels.
+        contradicted: number of output channels of convolutions whose equations contradict all
+            others even after such repairs.
+        table: (K, P), the K positions in each of the P pooling windows behind the known ReLU
+            nearest to the input, with −1 beyond the map; ``None`` if the windows do not overlap.
+        error: the derivative of the loss by the outputs of these windows; ``None`` if they do not
+            overlap.
     """
 
     outputs: Mapping[int, Tensor]
@@ -86,8 +90,8 @@ class Features:
     def __str__(self) -> str:
         """Return a text on how many ReLUs have known outputs, and how many have only equations.
 
-        If there are any, the text adds how many wrong entries of masks, which say where a unit is
-        on, were repaired, and how many channels are left out as contradicting the others.
+        The text also tells how many wrong entries of masks, which say where a unit is on, were
+        repaired, and how many channels are left out as contradicting all others, if there are any.
         """
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:
@@ -105,8 +109,9 @@ class Features:
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether max pooling follows the first ReLU whose outputs are known, so that each
-        is known up to its place in a pooling window. The first is nearest to the network's input.
+        """Whether max pooling follows the ReLU with known outputs that is nearest to the input.
+
+        Then each of its outputs is known up to its place in a pooling window.
         """
         return self.shallowest in self.windows
 
@@ -120,12 +125,13 @@ class Features:
     def beginnings(self, count: int) -> list["Features"]:
         """Return parts of these features to which an input is first fitted, the best first.
 
-        The *shallowest* layer is the one nearest to the input. If equations about a further layer
-        are left over, the parts are these equations; the output of the shallowest known layer
-        alone; and the ``count`` ≥ 1 shallowest outputs. Otherwise the equations of the shallowest
-        layer may barely determine its output, which is then noisy. So the parts are this output
-        alone; the ``count`` shallowest outputs; and these without the shallowest. A single known
-        output is the only part.
+        The *shallowest* output is the known one nearest to the input. If there are equations about
+        a layer before it, the parts are these equations together with no output; the shallowest
+        output alone; and the ``count`` ≥ 1 shallowest outputs. If there are none, the shallowest
+        output may be noisy, as its equations may barely determine it. So the parts are the
+        shallowest output alone; the ``count`` shallowest outputs; and the ``count`` shallowest
+        outputs without the shallowest. If ``count`` or the number of known outputs is 1, there is
+        one part.
         """
         nearest = self.first(count)
         if self.equations:
@@ -137,14 +143,15 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The least noise of all known outputs, relative to their size; 0 if none is known."""
+        """The least relative noise of a ReLU's known outputs; 0 if no noise is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
         """Return the weight in (0, 1] of the squared relative distance from a ReLU's output.
 
         The ReLU is given by its number. The weight is the squared ratio of the least noise of all
-        outputs to the noise of this one. An output of unknown noise counts as the noisiest one.
+        known outputs to the noise of this ReLU's output. An output of unknown noise counts as the
+        noisiest.
         """
         known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
         own = self.noise.get(number, math.nan)
@@ -154,7 +161,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward pass of a network whose ReLUs are replaced by given masks.
+    """The backward pass of a network whose ReLUs are replaced by given masks of active units.
 
     Attributes:
         problem: the problem with the network.
@@ -178,7 +185,7 @@ class Backward:
         return passed, list(torch.autograd.grad(total, outputs))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
-        """Return the derivative of the loss by the max-pooled outputs of the ReLU of this number.
+        """Return the derivative of the loss by the max-pooled outputs of the ReLU ``number``.
 
         The masks, by number, say which units of each ReLU are on.
         """
@@ -192,7 +199,7 @@ class Backward:
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """Return the observed weight gradients of calls of convolutions; empty if one is frozen."""
+        """Return the observed weight gradient of each convolution call; empty if one is frozen."""
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
@@ -200,7 +207,7 @@ class Backward:
     def follower(self, index: int, number: int) -> int | None:
         """Return the number of the ReLU that a convolution feeds first, or None if it feeds none.
 
-        ``index`` counts convolutions in the order of a pass. Only ReLUs behind that of this
+        ``index`` counts convolutions from 0 in the order of a pass. Only ReLUs behind the ReLU
         ``number`` are considered.
         """
         passed = ReluWalk(self.problem, self.inputs)
@@ -291,7 +298,8 @@ def recover_features(problem: Problem) -> Features:
 def above_zero(solved: Solved) -> Tensor:
     """Return the solution (1, C, H, W) for a ReLU's outputs, with zeros where noise may explain it.
 
-    Without more equations than unknowns the noise is unknown, and is taken as equal everywhere.
+    If there are no more equations than unknowns, the noise is unknown, and is taken as equal
+    everywhere.
     """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
@@ -299,7 +307,7 @@ def above_zero(solved: Solved) -> Tensor:
 
 
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
-    """Return the outputs of the ReLU of this number, and repair masks of later ReLUs on the way.
+    """Return the outputs of the ReLU with a given number, and repair wrong masks of later ReLUs.
 
     A mask says which units of a ReLU are on. Masks, by number of the ReLU, that contradict the
     gradients are repaired and replaced in place.
@@ -339,9 +347,9 @@ def _repair(
 ) -> int:
     """Repair masks that contradict the gradients, and return the number of entries flipped.
 
-    A mask tells where a ReLU is on. Those of the ReLUs directly after the convolutions ``own`` are
-    repaired, and replaced in ``masks``, which holds the mask of each ReLU by its number. ``own``
-    are the indices, from input to output, of the convolutions that take the outputs of ReLU
+    A mask tells where a ReLU is on. The masks of the ReLUs directly after the convolutions ``own``
+    are repaired, and replaced in ``masks``, which holds the mask of each ReLU by its number.
+    ``own`` are the indices, from input to output, of the convolutions that take the outputs of ReLU
     ``number``. ``features`` (1, C, H, W) are these outputs, already solved for; ``solved`` is the
     solution, with the channels whose equations contradict it. ``backward`` computes the gradients
     of a pass with given masks.
@@ -389,9 +397,9 @@ def _last_mask(
 ) -> Mask:
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
-    ``masks`` holds a mask for each ReLU, by number, in which all units are on. ``window`` is that
-    of the max pooling behind the last ReLU; ``None`` if features are averaged. ``active`` (F,) is
-    true where the input of the last layer is positive.
+    ``masks`` holds a mask for each ReLU, by number, in which all units are on. ``window`` is the
+    (height, width) of the max pooling behind the last ReLU; ``None`` if features are averaged.
+    ``active`` (F,) is true where the input of the last layer is positive.
 
     Raises:
         ValueError: no 3×3 convolution with such pooling ends the network, or the mask is not found.
@@ -418,11 +426,12 @@ def repaired(
 ) -> Tensor | None:
     """Return a channel's mask, with a few entries flipped so that its gradient agrees, or None.
 
-    The mask is that of the ReLU behind a convolution, true in ``on`` (P,) where the ReLU is on. It
-    is None if no flip lowers the residual of the channel's gradient ∂L/∂W (C, *kernel) any more,
-    and the residual's norm is still above ``limit``. ``patches`` (C·K, P) are the inputs of the
-    convolution at each output position. ``closed`` and ``opened`` (P,) are the derivatives of the
-    loss by the convolution's output if that ReLU were off or on.
+    The mask ``on`` (P,) is true where the ReLU behind a convolution is on. ``gradient``
+    (C, *kernel) is the channel's ∂L/∂W, and ``patches`` (C·K, P) are the inputs of the convolution
+    at each output position. ``closed`` and ``opened`` (P,) are the derivatives of the loss by the
+    convolution's output if the ReLU were off or on. The gradient agrees if its residual has at most
+    the norm ``limit``. The result is None if it does not agree, and no further flip lowers the
+    norm.
     """
     on, change = on.clone(), opened - closed
     squares = change.square() * patches.square().sum(0)

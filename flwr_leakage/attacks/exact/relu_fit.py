@@ -2,11 +2,11 @@
 
 A mask says which units of a ReLU are on.
 :func:`~flwr_leakage.attacks.exact.feature_matching.walk_back` reads features from the last layer
-on. It ends at a weight gradient with too few equations, or at a mask that is not proven. From there
-on the fit seeks an input x that meets the equations found so far
-(:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, while the gradient
-itself jumps if a ReLU flips. An inactive ReLU has no slope, so Gauss–Newton from far away ends in
-the nearest local minimum. So every step minimises, to first order,
+on. It ends at a weight gradient with too few equations, or at a mask that is not proven. Then the
+fit seeks an input x that meets the equations found so far
+(:mod:`flwr_leakage.attacks.exact.mask_equations`). The equations are continuous in x, while the
+gradient itself jumps if a ReLU flips. An inactive ReLU has no slope, so that Gauss–Newton from far
+away ends in the nearest local minimum. To avoid this, every step minimises, to first order,
 
     ‖r(x)‖² + α ‖s‖²,   x = μ + L s,
 
@@ -15,7 +15,7 @@ its covariance, and s is standard normal under the prior (iteratively regularise
 Bakushinskii 1992). In r every ReLU is averaged over Gaussian noise, the *blur*. A *fading* is a
 series of steps in which the weight α and the blur fall together. While α is large, images stay
 smooth, and the fit follows the majority of the equations. Each fading ends at a candidate for x,
-which helps to prove further masks. Their equations bring the next candidate nearer.
+which helps to prove further masks. The equations of these masks bring the next candidate nearer.
 """
 
 import math
@@ -64,7 +64,7 @@ class Fading:
 
     @property
     def weights(self) -> list[float]:
-        """The weights α of the prior in successive steps of the fading, in falling order."""
+        """The weights α of the prior in successive Gauss–Newton steps, in falling order."""
         found = [self.first]
         while found[-1] * self.factor > self.last:
             found.append(found[-1] * self.factor)
@@ -94,13 +94,14 @@ def fade(
     A fading is a series of steps, in which the weight α of the prior and the blur of the ReLUs
     fall. A step minimises ``‖r‖² + α ‖s‖²``, where r are the residuals of the equations, and s is
     standard normal under the prior. It starts from ``inputs`` (1, C, H, W), and ends early once the
-    budget is spent. The result is x (1, C, H, W), and ‖r‖² at x with the blur of the final step.
+    budget is spent. The result is x (1, C, H, W), and ‖r‖² at x with the blur of the final step;
+    ‖r‖² is infinite if no step was taken.
 
     Conjugate gradients in single precision solve a step's linear system. They first fit the
     directions that the equations or the prior favour, so that ending them early regularises. After
     a slow step, the largest eigenvalues of the next step's matrix are approximated, and stored in
-    ``kept``, which may serve several fadings. They precondition that step and the following ones,
-    whose matrices differ little, so that these need fewer iterations.
+    ``kept``, which may serve several fadings. These eigenvalues precondition the next steps, whose
+    matrices differ little, so that they need fewer iterations.
     """
     narrow, narrow_prior = single(equations), prior.single()
     value = math.inf
@@ -133,8 +134,8 @@ def fade(
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
     """Return an empty store for the eigenvalues by which Gauss–Newton steps are preconditioned.
 
-    They are computed for the step after one that took more than ``many`` iterations of conjugate
-    gradients, and are kept for 1000 iterations at least.
+    The eigenvalues are computed for the step after one that took more than ``many`` iterations of
+    conjugate gradients, and serve for at least 1000 iterations.
     """
     return Kept(many, 1000, is_due=False)
 
@@ -142,7 +143,7 @@ def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
 def approximate(
     equations: MaskEquations, inputs: Tensor, blur: float, prior: ImagePrior, rank: int = 500
 ) -> LowRank:
-    """Return a low-rank approximation of LᵀJᵀJL, from ``rank`` of its columns.
+    """Return a low-rank approximation of the matrix LᵀJᵀJL, from ``rank`` of its columns.
 
     J is the derivative of the equations' residuals by the input at the point ``inputs``
     (1, C, H, W), with ReLUs averaged over noise of standard deviation ``blur``. L is a root of the
@@ -177,8 +178,8 @@ def normal_products(
 
 
 MOST_UNKNOWNS = 5000
-"""Largest number of entries of an input that Gauss–Newton solves for. Its normal matrix has the
-square of that number: 100 MB in float32."""
+"""Largest number of entries of an input for which Gauss–Newton forms its normal matrix. The matrix
+has the square of this number of entries, which take 100 MB in float32."""
 
 
 class Stage(Enum):
@@ -189,39 +190,46 @@ class Stage(Enum):
     """
 
     ROUGH = "rough fading"
-    """The first fading. It starts from grey, with the masks that are proven without a candidate."""
+    """The first series of Gauss–Newton steps with a falling weight of the prior. It starts from a
+    grey image, with the masks of ReLUs that are proven without a candidate for the input."""
 
     MIDDLE = "fading"
-    """A fading that starts from the best candidate, after a candidate that proved masks."""
+    """A series of Gauss–Newton steps with a falling weight of the prior. It starts from the best
+    candidate for the input, after a candidate that proved masks of ReLUs."""
 
     LONGER = "longer fading"
-    """A fading that starts from the best candidate and ends at a lower weight of the prior, after
-    a candidate that proved no mask."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls lower than in
+    ``MIDDLE``. It starts from the best candidate for the input, after a candidate that proved no
+    mask of a ReLU."""
 
     DEEP = "deep fading"
-    """A fading that starts from the best candidate and ends at a negligible weight of the prior,
-    once no more masks can be proven."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls to almost 0. It starts
+    from the best candidate for the input, once no more masks of ReLUs can be proven or two
+    candidates in a row proved none."""
 
     DEEP_FROM_GREY = "deep fading from grey"
-    """A fading to a negligible weight that starts from grey with a wider blur, after one that did
-    not meet the equations, so that it ends elsewhere."""
+    """A series of Gauss–Newton steps like ``DEEP``, but from a grey image and with a wider blur of
+    the ReLUs. It follows ``DEEP`` if that did not meet the equations, and may end at another
+    input."""
 
     FITTED = "fitted prior"
-    """A fading to a negligible weight that starts from a candidate that meets the equations, with
-    a prior that is fitted to this candidate. Gauss–Newton without a prior ends the fit."""
+    """A series of Gauss–Newton steps with a weight of the prior that falls to almost 0. It starts
+    from a candidate for the input that meets the equations, and the prior is fitted to this
+    candidate. Gauss–Newton without a prior ends the fit."""
 
     EXHAUSTED = "exhausted"
-    """The end of a fit in which no fading met the equations."""
+    """The end of a fit in which no series of Gauss–Newton steps met the equations."""
 
     DOUBTFUL = "doubtful"
-    """The end of a fit in which no mask was proven, so that the gradient is not exact."""
+    """The end of a fit in which no mask of a ReLU was proven, which shows that the gradient is not
+    exact."""
 
     @property
     def is_deep(self) -> bool:
         """Return whether the stage is one of the two deep fadings, which must meet the equations.
 
         A fading is a series of Gauss–Newton steps in which the weight of the prior falls. A deep
-        one ends at a negligible weight, of a prior that is not fitted to a candidate yet.
+        fading ends at a negligible weight, and its prior is not fitted to a candidate.
         """
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
@@ -241,20 +249,20 @@ def next_stage(
     """Return the stage that follows a fading of a fit through ReLUs, before the prior is fitted.
 
     A *fading* is a series of Gauss–Newton steps in which the weight of the prior falls. It ends at
-    a candidate for the input, which may prove masks of ReLUs. A *deep* one ends at a negligible
+    a candidate for the input, which may prove masks of ReLUs. A *deep* fading ends at a negligible
     weight.
 
     - After a candidate that proved masks, the equations have changed. The next fading starts from
       that candidate. It is deep if no more masks can be proven.
-    - After two candidates in a row that proved none, a deep fading follows, too. But if no mask is
-      proven at all, the gradient is inexact, so that its equations should not be met to the last
+    - After two candidates in a row that proved no mask, a deep fading follows, too. But if no mask
+      is proven at all, the gradient is inexact, so that its equations should not be met to the last
       digit. Then the fit ends.
     - After a deep fading whose candidate meets the equations, the prior is fitted to the candidate.
 
     Args:
-        stage: the stage of the fading.
-        has_proven: whether its candidate proved further masks.
-        is_met: whether its candidate meets the equations.
+        stage: the stage of the fading that has ended.
+        has_proven: whether the fading's candidate proved further masks.
+        is_met: whether the fading's candidate meets the equations.
         is_settled: whether no further mask can be proven.
         is_doubtful: whether masks were sought, and none is proven so far.
     """
@@ -270,16 +278,16 @@ def next_stage(
 
 
 MET_EQUATIONS = 1e-3
-"""Value of ‖r‖² up to which a candidate meets the equations with residuals r. Each set of equations
-is in units of the root mean square of its right-hand side. :attr:`Stage.DEEP` and
-:attr:`Stage.DEEP_FROM_GREY` end there."""
+"""Value of ‖r‖² up to which a candidate for the input meets the equations with residuals r. Each
+set of equations is in units of the root mean square of its right-hand side. The fadings
+:attr:`Stage.DEEP` and :attr:`Stage.DEEP_FROM_GREY` end once ‖r‖² is that small."""
 
 
 def fading_of(stage: Stage) -> Fading:
     """Return the settings of the Gauss–Newton steps of a stage, in which the prior's weight falls.
 
-    The deep fadings and the one with the fitted prior share their last weight, their factor and the
-    number of iterations, and their last steps have no blur. All of these values were chosen on
+    ``DEEP``, ``DEEP_FROM_GREY`` and ``FITTED`` share their last weight, their factor and the number
+    of iterations, and their last steps do not average ReLUs over noise. All values were chosen on
     development draws; no table of results is kept.
     """
     if stage is Stage.ROUGH:
@@ -307,15 +315,15 @@ def fit_through_relus(
 
     A *fading* is a series of steps in which the weight of the prior falls; it ends at a candidate.
     Fadings, at most ``rounds`` ≥ 1, follow one another until a candidate meets the equations. The
-    candidate is then refined, first with a prior fitted to it, and then by up to ``newton_steps`` ≥
-    0 of Gauss–Newton without a prior. The best candidate has the least ‖r‖² in the latest
-    equations. Their residuals r are continuous in the input, while the gradient jumps where a ReLU
-    flips. If no mask of a ReLU is proven, the equations do not hold exactly. Then all candidates
-    are returned, and the caller must choose by the gradient.
+    candidate is then refined, first by a fading with a prior fitted to it, and then by up to
+    ``newton_steps`` ≥ 0 steps of Gauss–Newton without a prior. The best candidate has the least
+    ‖r‖² in the latest equations. Their residuals r are continuous in the input, while the gradient
+    jumps where a ReLU flips. If no mask of a ReLU is proven, the equations do not hold exactly.
+    Then all candidates are returned, and the caller must choose by the gradient.
 
     Returns:
-        The best candidate, or all if no mask is proven or the budget ended the fit; the ReLUs with
-        all masks that were proven; and whether the budget ended the fit.
+        The best candidate, or all if no mask is proven or the budget ended the fit; the ReLUs
+        ``hidden`` with all masks that were proven; and whether the budget ended the fit.
     """
     kept = eigenvalues_kept()
     stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
@@ -362,7 +370,8 @@ def fit_through_relus(
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
     """Return the candidate whose input has the least sum of squared residuals.
 
-    A candidate is an input with the name of the stage at which it was found.
+    A candidate is an input (1, *shape) with the name of the stage at which it was found. The
+    residuals are those of ``equations``.
     """
     return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
@@ -370,7 +379,7 @@ def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candid
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
     """Return the least-squares problem of equations from masks, linearised at an input (1, *shape).
 
-    ReLUs are not averaged over noise.
+    The residuals' ReLUs are not averaged over noise.
     """
     units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
     return LeastSquares(

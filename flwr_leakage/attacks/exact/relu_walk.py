@@ -54,15 +54,17 @@ class ReluWalk:
         inputs: (1, C, H, W) inputs of the pass.
         masks: the known states of ReLUs' units, by the ReLU's number.
         last: the number of the ReLU at which the pass stops; ``None`` for the whole network.
-        pooled: the max pooling windows of the ReLUs that are known to be pooled, by number.
+        pooled: the windows (height, width) of the ReLUs that are known to be max-pooled, by the
+            ReLU's number.
 
     Attributes:
         logits: the logits, or ``None`` if the pass stopped at ``last``.
-        preactivations: the inputs of the ReLUs, by number.
-        maxima: the largest preactivation of each window of pooled ReLUs, by number.
-        windows: the window (height, width) of pooled ReLUs, by number.
-        overlapping: by number, the pooling of a ReLU whose windows overlap, or are padded.
-        pools: the pooled outputs, by the number of the ReLU.
+        preactivations: the inputs of the ReLUs, in the order of their numbers.
+        maxima: the largest preactivation in each window of max-pooled ReLUs, by the ReLU's number.
+        windows: the window (height, width) of max-pooled ReLUs, by the ReLU's number.
+        overlapping: the call of max pooling over windows that overlap or are padded, by the number
+            of the ReLU that is pooled.
+        pools: the max-pooled outputs, by the number of the ReLU.
         sources: the number of each ReLU by the ``id`` of its output, pooled or not.
         uses: the calls of convolutions in their order.
     """
@@ -91,7 +93,7 @@ class ReluWalk:
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values of this pass that known outputs of one ReLU, if positive, must equal.
+        """Return the values of this pass that the known positive outputs of one ReLU must equal.
 
         ``number`` is the ReLU's place in the order of calls. The values are the ReLU's inputs, or
         the largest input of each window if max pooling follows.
@@ -99,9 +101,9 @@ class ReluWalk:
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call; known masks decide those of ReLUs and their max pooling.
+        """Return the outputs of a call, with known masks applied to ReLUs and to their max pooling.
 
-        ``run`` makes the recognised call ``op`` and returns its own outputs.
+        ``run`` makes the recognised call ``op``, and returns the outputs that the model computes.
         """
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)

@@ -93,14 +93,15 @@ class Whitened:
 
     @property
     def is_determined(self) -> bool:
-        """Return whether each channel has as many equations as unknowns, so one solution."""
+        """Whether each channel has as many equations as unknowns, and so a single solution."""
         return self.num_equations == self.num_positions
 
     def of_channels(self, count: int) -> "Whitened":
-        """Return the same equations for an input a arranged as ``count`` channels.
+        """Return these equations for the layer's input a, rearranged as ``count`` channels.
 
-        A linear layer sees each entry of its input a as a channel of one position. If a comes from
-        a convolution, the result has the convolution's channels and positions instead.
+        For a linear layer, each entry of a counts as a channel of one position. If a is the
+        flattened output of a convolution, the result has the convolution's channels and positions
+        instead. The result is ``self`` if the equations have ``count`` channels already.
         """
         if self.values.shape[1] == count:
             return self
@@ -111,14 +112,14 @@ class Whitened:
     def faded(self, noise: float) -> "Whitened":
         """Return the equations, each weighted by s / √(s² + ν²) with its singular value s.
 
-        Here ν is ``noise`` times the largest singular value. So equations with small singular
-        values, which are noisy, have little weight in least squares.
+        Here ν is ``noise`` times the largest singular value. Equations with small singular values
+        are noisy. So they get little weight in a least-squares fit.
         """
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
     def in_units(self) -> "Whitened":
-        """Return the equations, divided by the root mean square of all right-hand sides."""
+        """Return the equations, all divided by the root mean square of all right-hand sides."""
         unit = root_mean_square(self.values)
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
@@ -139,5 +140,8 @@ class Whitened:
 
 
 def root_mean_square(values: Tensor) -> Tensor:
-    """Return the root mean square of all entries, at least 1e-30, and 1 if there are no entries."""
+    """Return the root mean square of all entries: at least 1e-30, so that one can divide by it.
+
+    It is 1 if there are no entries.
+    """
     return values.square().mean().sqrt().clamp_min(1e-30) if values.numel() else values.new_ones(())

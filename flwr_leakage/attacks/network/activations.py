@@ -2,18 +2,19 @@
 
 To add an activation, write a function that returns its :class:`Activation`. Decorate it with
 :func:`entry` and the torch functions that compute the activation. Every attack then handles it.
-Attacks that solve a network layer by layer from its outputs use ``slope``, ``inverse`` and the ends
-of its range. Attacks that blur a network use ``kinks``. Attacks that linearise a network use the
-first two derivatives of ``function``.
+Attacks that solve a network layer by layer from its outputs use ``slope``, ``inverse``, ``low``,
+``high`` and ``ends``. Attacks that blur a network use ``kinks``. Attacks that linearise a network
+use the first two derivatives of ``function``.
 
 A ReLU can be written in many ways, and each has an entry. Names identify ``relu``,
 ``clamp(min=0)``, ``threshold(0, 0)``, and outside of training the leaky ``leaky_relu``, ``prelu``
 and ``rrelu``. A leaky ReLU counts as a ReLU if its slope is zero and is no trained parameter, whose
 gradient would be lost with the call. The values of a call identify other ways: ``maximum``, ``max``
 and ``fmax`` with a tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not
-positive, and ``z * mask`` with the mask ``1[z > 0]``. They may agree by chance: if all of z is
-positive, a boolean mask that keeps all counts as ``1[z > 0]``, while a mask of numbers must hold a
-zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised, as no single call is one.
+positive, and ``z * mask`` with the mask ``1[z > 0]``. A mask may equal ``1[z > 0]`` by chance: if
+all of z is positive, a boolean mask that keeps all counts as this mask, while a mask of numbers
+must hold a zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised, as no single
+call is one.
 """
 
 import math
@@ -44,12 +45,12 @@ class Activation:
     Attributes:
         name: the name of φ for messages.
         function: the function φ.
-        slope: φ'(z) as a function of a; ``None`` if a does not determine it.
+        slope: φ'(z) as a function of a; ``None`` if a does not determine φ'(z).
         inverse: z as a function of a, valid for ``invertible`` outputs; ``None`` if φ has none.
         low: infimum of the outputs.
         high: supremum of the outputs.
-        ends: the largest input at which φ still equals ``low``, and the smallest at which it equals
-            ``high``; infinite if φ only tends to these values.
+        ends: the largest input at which φ still equals ``low``, and the smallest input at which φ
+            equals ``high``; infinite if φ only tends to these values.
         kinks: inputs at which φ' jumps, each with the size of the jump.
         is_relu: whether φ is ``max(0, z)``.
     """
@@ -67,10 +68,12 @@ class Activation:
     def invertible(self, outputs: Tensor) -> Tensor:
         """Return booleans, true where an output of the activation determines its input.
 
-        Elsewhere the output is the least or the largest one, which many inputs give.
+        Where they are false, the output is the least or the largest value of the activation, which
+        many inputs give.
         """
         width = self.high - self.low
-        # An output this near to an end counts as that end: solved features are exact to 1e-9.
+        # An output within this margin of an end of the range counts as the end; the error of solved
+        # features is 1e-9, far below the margin.
         margin = 1e-6 * width if math.isfinite(width) else 0.0
         inside = torch.ones_like(outputs, dtype=torch.bool)
         if math.isfinite(self.ends[0]):
@@ -80,9 +83,9 @@ class Activation:
         return inside
 
     def target(self, outputs: Tensor) -> Tensor:
-        """Return for each output a its input z, or the bound of the inputs that all give a.
+        """Return for each output a its input z, or the bound of its inputs if many inputs give a.
 
-        For a ReLU and a = 0, the bound is 0, as all z ≤ 0 give it.
+        For a ReLU and a = 0, the bound is 0, as all z ≤ 0 give a.
         """
         assert self.inverse is not None
         known = self.invertible(outputs)
@@ -91,8 +94,8 @@ class Activation:
     def binds(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """Return booleans, true where an output a determines its input, or where z does not give a.
 
-        They are false where many inputs give a, and z is one of them. For a ReLU these are the
-        places with a = 0 and z ≤ 0. z and a have the same shape.
+        The inputs are z and the outputs are a, of the same shape. The booleans are false where many
+        inputs give a, and z is one of them: for a ReLU, where a = 0 and z ≤ 0.
         """
         end = self._end(outputs)
         beyond = torch.where(self._is_high(outputs), inputs < end, inputs > end)
@@ -103,9 +106,9 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs nearer to the largest value than to the least one.
+        """Return booleans, true for outputs nearer to ``high`` than to ``low``.
 
-        All are false if no input gives the largest value.
+        All are false if no input of the activation gives its supremum ``high``.
         """
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
@@ -114,8 +117,8 @@ class Activation:
     def parts(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the activation φ(z) at inputs z and its derivatives φ'(z) and φ''(z).
 
-        Each has the shape of z. Where a derivative jumps, it is the value that torch takes; a ReLU
-        has φ'(0) = 0.
+        Each has the shape of z. At a jump of a derivative, the result is the value that torch
+        takes; a ReLU has φ'(0) = 0.
         """
         if self.is_relu:
             return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
@@ -144,10 +147,10 @@ class Elementwise:
     in_place: bool = False
 
     def answer(self, outputs: Tensor) -> Tensor:
-        """Return ``outputs`` as the result of the call, in place of its own outputs.
+        """Return given ``outputs`` as the result of the call, in place of the call's own outputs.
 
-        If the call works in place, they are written into the tensor of its inputs z. Autograd must
-        then have computed them from a copy of z.
+        If the call works in place, ``outputs`` are written into the tensor of the call's inputs z.
+        The caller must then have computed them from a copy of z.
         """
         return self.inputs.copy_(outputs) if self.in_place else outputs
 
@@ -160,13 +163,13 @@ computes, or ``None`` if that is of no known kind."""
 
 
 def reads(*functions: Callable[..., Any]) -> Callable[[Read], Read]:
-    """Return a decorator that registers a function as the reader of calls of these torch functions.
+    """Return a decorator that registers a function as the reader of calls of torch functions.
 
-    The decorated function takes the arguments of such a call. It returns the operation that the
-    call computes, or ``None`` if it computes none of the known kinds.
+    The decorated function takes the arguments of a call of one of ``functions``. It returns the
+    operation that the call computes, or ``None`` if it computes none of the known kinds.
 
     Raises:
-        ValueError: torch does not dispatch one of them, so that its calls are not seen.
+        ValueError: torch does not dispatch one of the functions, so that its calls are not seen.
     """
     for function in functions:
         require_dispatched(function)
@@ -209,8 +212,8 @@ def entry(
 def require_dispatched(function: Callable[..., Any]) -> None:
     """Raise ``ValueError`` if torch does not report the calls of a function to function modes.
 
-    It does not report calls of plain Python functions, unless
-    ``torch.overrides.wrap_torch_function`` decorates them.
+    Torch does not report calls of plain Python functions outside of torch, unless
+    ``torch.overrides.wrap_torch_function`` decorates these functions.
     """
     is_plain = isinstance(function, FunctionType) and not hasattr(function, "__wrapped__")
     if is_plain and not function.__module__.startswith("torch"):
@@ -223,7 +226,8 @@ def require_dispatched(function: Callable[..., Any]) -> None:
 def _check(activation: Activation) -> None:
     """Raise ``ValueError`` if the slope or the inverse of an activation contradicts its function.
 
-    They are compared on a grid of inputs between −3 and 3.
+    Slope and inverse are compared with the values of the function and of its derivative on a grid
+    of inputs between −3 and 3.
     """
     if activation.slope is None or activation.inverse is None:
         return
@@ -270,7 +274,7 @@ IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=la
 def leaky_relu(tilt: float | Tensor) -> Activation:
     """Return the activation ``max(z, 0) + tilt · min(z, 0)``.
 
-    It has no inverse if the tilt is a tensor, as that may be trained, or if the tilt is ≤ 0.
+    The result has no inverse if the tilt is a tensor, which may be trained, or if the tilt is ≤ 0.
     """
     kinks = ((0.0, 1 - tilt),)
     if isinstance(tilt, Tensor):
@@ -413,9 +417,9 @@ def hardsigmoid() -> Activation:
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
     """Return the activation that clamps z to the interval from ``min_val`` to ``max_val``.
 
-    Outputs strictly inside of the interval determine their inputs; the others only bound them. The
-    activation comes with an inverse only if 0 lies inside of the interval. Otherwise, as for ReLU6,
-    about half of all inputs lie outside of it.
+    Outputs strictly inside of the interval determine their inputs; an output at an end only bounds
+    its input. The activation has an inverse only if 0 lies inside of the interval. Otherwise, as
+    for ReLU6, about half of all inputs would lie outside of the interval.
     """
     is_open = min_val < 0 < max_val
     return Activation(
@@ -529,8 +533,8 @@ def _masked_fill(input: Any, mask: Any, value: Any) -> Elementwise | None:
 def _where(condition: Any, input: Any = None, other: Any = None, **_: Any) -> Elementwise | None:
     """Return the ReLU that a choice between two values computes, or ``None`` if it is no ReLU.
 
-    Where the condition is true, ``input`` is chosen, else ``other``; each is a tensor or a
-    number. It is a ReLU if zeros are chosen exactly where the other value is not positive.
+    Where the condition is true, ``input`` is chosen, else ``other``; each is a tensor or a number.
+    The call is a ReLU if one of them is zero and is chosen exactly where the other is not positive.
     """
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
@@ -549,7 +553,8 @@ def _product(input: Any, other: Any, **_: Any) -> Elementwise | None:
     if not tensors or input.shape != other.shape:
         return None
     for inputs, mask in ((input, other), (other, input)):
-        # Most products have other factors than a mask. The first entry rules most of them out.
+        # Few products have a mask as a factor. A look at the first entry rules most of the other
+        # products out.
         if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
         if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):

@@ -9,9 +9,9 @@ Wainwright 2012, randomized smoothing). A ReLU becomes
 
 with the normal density φ and distribution Φ. It is convex, exceeds max(0, z) by at most 0.4 σ, and
 has a positive slope up to seven σ from the kink. Any other activation with kinks is the sum of a
-smooth function and a ReLU at each kink. The maximum of two values is ``b + max(0, a − b)``. Both
-are blurred through these ReLUs. Inputs z may have any shape, and widths σ > 0 are broadcast to z; a
-width of ``None`` stands for no blur.
+smooth function and a ReLU at each kink. The maximum of two values a and b is ``b + max(0, a − b)``.
+Such activations and maxima are blurred through these ReLUs. Inputs z may have any shape, and widths
+σ > 0 are broadcast to z; a width of ``None`` stands for no blur.
 """
 
 import math
@@ -30,7 +30,7 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
     """Return ``E max(0, z + σ n)``, the mean of a ReLU over standard normal noise n.
 
-    It is twice differentiable in z. The width σ > 0 is broadcast to z.
+    The result is twice differentiable in the ``inputs`` z. The width σ > 0 is broadcast to z.
 
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
@@ -43,7 +43,8 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return a ReLU averaged over noise, with its first two derivatives, without autograd.
 
-    ``width`` is the standard deviation σ > 0 of the noise, broadcast to z; ``None`` for none.
+    ``width`` is the standard deviation σ > 0 of the noise, broadcast to the ``inputs`` z; ``None``
+    for no noise.
 
     Returns:
         The value ``E max(0, z + σ n)`` over standard normal noise n; the slope Φ(z/σ); and the
@@ -52,8 +53,8 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
     if width is None:
         return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
     scaled = inputs / width
-    # Beyond seven widths the blur changes values by 1e-11 at most. Smaller numbers soon become
-    # subnormal, with which processors take several times as long.
+    # Beyond seven widths the blur changes values by 1e-11 at most. Farther out, its terms would
+    # soon be subnormal numbers, with which processors take several times as long.
     far = scaled.abs() > 7.0
     slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
     density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
@@ -73,8 +74,9 @@ def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
     """Return a smooth maximum of several values of one shape, entry by entry.
 
-    Values are merged pair by pair by :func:`blurred_maximum`. Each has a width σ > 0 of its blur.
-    The width of a pair is the root mean square of the widths of its two values.
+    :func:`blurred_maximum` merges the values pair by pair. Each value has a width σ > 0, the
+    standard deviation of the noise that blurs it. The merged value gets the root mean square of the
+    widths of the pair.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -91,9 +93,10 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     """Return the outputs of a max pooling with a smooth maximum (:func:`blurred_largest`).
 
-    The width σ > 0 of the blur is broadcast to the pooling's inputs.
+    ``width``, the standard deviation σ > 0 of the noise that blurs the maximum, is broadcast to the
+    pooling's inputs.
     """
-    # The differences of entries that are padded with −∞ would be NaN.
+    # With −∞ as the padding, differences of two padded entries would be NaN.
     maps = pool.maps(pool.inputs, -1e4)
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
@@ -154,11 +157,11 @@ def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
 def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
     """Return a context in which every max pooling, and every activation with kinks, is blurred.
 
-    A kink is a jump of the slope, as that of ReLU. Blurring averages the function over noise in its
-    inputs. The width of the noise is ``amount`` (β, 0 for none) times the call's ``deviations``,
-    which are those of its inputs (:func:`measure`), broadcast to them. Calls are identified by
-    their order in a forward pass. A replay of several local steps repeats this order once for each
-    pass.
+    A kink is a jump of the slope, such as the ReLU's at 0. Blurring averages the function over
+    noise in its inputs. The standard deviation of the noise is ``amount`` (β, 0 for none) times the
+    standard deviation of the call's inputs. ``deviations`` holds one such tensor for each call with
+    kinks, in the order of a forward pass (:func:`measure`); it is broadcast to the inputs. A replay
+    of several local steps repeats this order once for each pass.
     """
     widths = [amount * deviation for deviation in deviations] if amount > 0 else []
     following = cycle(widths)
@@ -177,13 +180,14 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:
-    """Return standard deviations of the inputs of activations whose slope jumps, and max pooling.
+    """Return the standard deviations of the inputs of each call with kinks in a forward pass.
 
-    There is one tensor for each call of such a function in one forward pass, in the order of the
-    calls. For inputs (B, C, …) it holds the deviation (1, C, 1, …) of each channel over the batch
-    and positions. For inputs (B, n) it is a scalar, the root mean square over units of their
-    deviations over the batch. Each deviation is at least 1e-3 of the root mean square deviation of
-    its call, and 1 if all are zero.
+    Such a call is a max pooling, or an activation whose slope jumps. There is one tensor for each
+    such call in one forward pass, which ``forward`` makes, in the order of the calls. For inputs
+    (B, C, …) the tensor holds the deviation (1, C, 1, …) of each channel over the batch and
+    positions. For inputs (B, n) it is a scalar, the root mean square over units of their deviations
+    over the batch. Each deviation is at least 1e-3 of the root mean square deviation of its call,
+    and 1 if all deviations of the call are zero.
     """
     found = []
     for inputs in kink_inputs(forward):
@@ -192,8 +196,8 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
         else:
             own = inputs.std(dim=[axis for axis in range(inputs.ndim) if axis != 1], keepdim=True)
         layer = own.square().mean().sqrt()
-        # A blur cannot divide by the deviation of a channel whose inputs do not vary, which is
-        # zero.
+        # The deviation of a channel whose inputs do not vary is zero, by which a blur could not
+        # divide.
         found.append(own.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(own))
     return found
 
@@ -201,7 +205,7 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
     """Return the inputs of every max pooling, and of every activation whose slope jumps.
 
-    They are copies, in the order of the calls in one forward pass, which ``forward`` makes.
+    The result holds copies, in the order of the calls in one forward pass, which ``forward`` makes.
     """
     with torch.no_grad():
         steps = Trace.of(forward).steps
@@ -211,8 +215,8 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
 class _Bent(torch.autograd.Function):
     """A ReLU averaged over noise, whose value and first two derivatives are computed at once.
 
-    If autograd differentiated the formula, a product with the Jacobian of a gradient would take
-    twice the time.
+    If autograd differentiated the formula instead, a product with the Jacobian of a gradient would
+    take twice the time.
     """
 
     generate_vmap_rule = True
@@ -234,7 +238,8 @@ class _Bent(torch.autograd.Function):
 class _Sloped(torch.autograd.Function):
     """The backward pass ``e φ'(z)`` of a blurred ReLU φ, itself differentiable by e and z.
 
-    e are the errors of the outputs. The derivative by the inputs z is ``e φ''(z)``.
+    Here e are the derivatives of the loss by the outputs φ(z). The derivative of ``e φ'(z)`` by the
+    inputs z is ``e φ''(z)``.
     """
 
     generate_vmap_rule = True

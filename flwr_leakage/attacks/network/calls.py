@@ -1,9 +1,8 @@
 """Recognise the layer, pooling or BatchNorm that a single call of a torch function computes.
 
-:func:`read_call` is the one place that knows by which functions torch computes a layer. To add a
-pooling, write a function of the call's arguments that returns its :class:`Pool`, or ``None``, and
-decorate it with :func:`reads`. A new activation is one entry of
-:mod:`flwr_leakage.attacks.network.activations`.
+:func:`read_call` alone knows by which functions torch computes a layer. To add a pooling, write a
+function of the call's arguments that returns its :class:`Pool`, or ``None``, and decorate it with
+:func:`reads`. A new activation is one entry of :mod:`flwr_leakage.attacks.network.activations`.
 """
 
 import math
@@ -24,10 +23,10 @@ class Geometry(NamedTuple):
     """The settings of a two-dimensional convolution, each as a pair for rows and columns.
 
     Attributes:
-        kernel_size: number of entries of the input that one output uses.
-        dilation: distance between neighbouring ones of these entries.
+        kernel_size: number of entries of the input, per row and column, that one output uses.
+        dilation: distance between neighbouring entries that one output uses.
         padding: number of zeros on each side of the input.
-        stride: distance from the first entry that an output uses to that of the next output.
+        stride: distance between the first entries that two neighbouring outputs use.
     """
 
     kernel_size: Pair
@@ -49,7 +48,8 @@ class Geometry(NamedTuple):
     def patches(self, inputs: Tensor) -> Tensor:
         """Return the patches (B, C·K, P) of inputs (B, C, H, W) at P output positions.
 
-        K counts the positions of the kernel.
+        Each patch holds the C·K entries of the input that one output uses, for a kernel of K
+        positions.
         """
         return F.unfold(inputs, *self)
 
@@ -63,7 +63,7 @@ def pair(value: int | Iterable[int]) -> Pair:
 def numeric_padding(
     padding: str | int | Iterable[int], kernel_size: Iterable[int], dilation: int | Iterable[int]
 ) -> Pair:
-    """Return the numbers of rows and columns of zeros that a padding adds on each side.
+    """Return how many rows and columns of zeros a convolution's padding adds on each side.
 
     ``padding`` is these numbers, one number for both, ``"same"`` or ``"valid"``. ``dilation`` is
     the distance between neighbouring entries that one output uses.
@@ -113,7 +113,8 @@ class Affine:
         zeros: rows and columns of zeros that ``F.pad`` put on each side of a.
         name: the name of the parameter W; empty if W is no parameter.
         bias_name: the name of the parameter b; ``None`` if b is no parameter.
-        product: the outputs ``W a`` of an earlier call, if this call adds b to them; else ``None``.
+        product: the outputs ``W a`` of an earlier call, if this call only adds b to these outputs;
+            else ``None``.
     """
 
     inputs: Tensor
@@ -131,7 +132,7 @@ class Affine:
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
-        """Return whether the call is that of the linear layer whose weight has this name."""
+        """Return whether the call is that of the linear layer with this parameter as weight."""
         return self.name == weight and not self.is_convolution
 
     @property
@@ -141,12 +142,12 @@ class Affine:
 
     @property
     def is_named(self) -> bool:
-        """Whether the layer's weight and bias are parameters, and not computed from parameters."""
+        """Whether the layer's weight and bias are parameters, and not computed from others."""
         return bool(self.name) and (self.bias is None or self.bias_name is not None)
 
     @property
     def geometry(self) -> Geometry | None:
-        """The kernel's size, dilation, padding and stride; ``None`` for a linear layer.
+        """The convolution's kernel size, dilation, padding and stride; ``None`` for a linear layer.
 
         Raises:
             ValueError: the convolution has several groups, or more zeros on one side than on the
@@ -206,10 +207,11 @@ class Pool:
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """Return one map (B, C, h, w) for each position in a window, with the values found there.
+        """Return one map (B, C, h, w) for each position in a window, in the order of its rows.
 
-        The output at (i, j) in each map belongs to the window (i, j) of h × w windows. The values
-        (B, C, H, W) have the shape of the inputs. Positions beyond the maps get ``outside``.
+        Entry (i, j) of a map is the value at its position in window (i, j), of h × w windows.
+        ``values`` (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs
+        get the value ``outside``.
         """
         out, right = [], []
         for axis in (0, 1):
@@ -244,7 +246,7 @@ class Normalise:
     Attributes:
         inputs: a (B, C, …).
         mean: the mean μ (C,) if statistics are given, ``None`` if the batch's own are used.
-        variance: the variance v (C,) if they are given, ``None`` if the batch's own is used.
+        variance: the variance v (C,) if statistics are given, ``None`` if the batch's own are used.
         weight: γ (C,), or ``None``.
         bias: β (C,), or ``None``.
         eps: ε.
@@ -283,7 +285,7 @@ class Other:
 
 
 Op = Affine | Elementwise | Pool | Normalise | Lookup | Other
-"""The operations that a call in a forward pass may compute."""
+"""The kinds of operations that a recorded call in a forward pass computes."""
 
 
 def read_call(
@@ -360,7 +362,7 @@ def _avg_pool2d(
     divisor_override: int | None = None,
 ) -> Pool | None:
     window, step, zeros = pair(kernel_size), pair(stride or kernel_size), pair(padding)
-    # The mean of a window that reaches beyond the maps would have another divisor.
+    # The mean of a window that reaches beyond the maps has another divisor than the window's size.
     if divisor_override is not None or ceil_mode or any(zeros):
         return None
     return Pool(input, mean, window, step)
@@ -395,9 +397,9 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
     """Return the pooling of maps (B, C, H, W) that a call of adaptive pooling computes, or None.
 
-    It is ``None`` if windows would differ in size. ``output_size`` is a number or a pair, in which
-    ``None`` stands for the maps' own size. ``reduce`` maps the values (k, …) of windows to the
-    pooled ones (…).
+    The result is ``None`` if windows would differ in size. ``output_size`` is a number or a pair,
+    in which ``None`` stands for the maps' own size. ``reduce`` maps the k values (k, …) of each
+    window to its pooled value (…).
     """
     wanted: Sequence[int | None]
     wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)

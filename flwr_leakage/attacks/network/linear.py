@@ -32,8 +32,8 @@ class LayerFactor:
         right: R (b, n).
         bias: β (b,).
         singular: singular values of ``[∂L/∂W, ∂L/∂c]`` in falling order; the first b exceed noise.
-        noise: standard deviation of the noise of an entry of the gradient, estimated from what is
-            left beyond rank b.
+        noise: standard deviation of the noise of an entry of the gradient, estimated from its part
+            beyond rank b.
     """
 
     left: Tensor
@@ -44,15 +44,15 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """The rank of the gradient: the number of samples, if their errors are independent."""
+        """The rank of the gradient: the number of samples, if their ∂L/∂Z are independent."""
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T
-        (f, b) holds the samples' duals, one in each row, and Q (b, f) their columns. The error of a
-        sample is U times its column.
+        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f,
+        b) holds the samples' duals, one in each row, and Q (b, f) their columns. A sample's input
+        is its dual times R, and its ∂L/∂Z is U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -62,7 +62,8 @@ class LayerFactor:
             duals @ columns, duals
         )
         kept = self.rank - len(duals)
-        # As U is orthonormal, the small matrix has all singular values of the remaining gradient.
+        # U has orthonormal columns, so that the singular vectors of this small matrix give
+        # orthonormal columns for the remaining gradient.
         inner, singular, outer = torch.linalg.svd(projection)
         lift = singular[:kept, None] * outer[:kept]
         left = self.left @ inner[:, :kept]
@@ -75,10 +76,10 @@ def factorize(
     """Return the factors of a linear layer's gradient, whose rank is the number of samples.
 
     The rank is the number of singular values of ``[∂L/∂W, ∂L/∂c]`` above the noise. A random sketch
-    finds their directions (Halko, Martinsson and Tropp 2011). It is doubled until it holds as many
-    directions of noise as of signal. Zero rows belong to units that no sample activates. They are
-    left out, as they say nothing about noise: the singular values drop more at the number of
-    nonzero rows than at the rank.
+    finds their directions (Halko, Martinsson and Tropp 2011). Its size is doubled until it holds as
+    many directions of noise as of signal. Rows of zeros belong to units that no sample activates,
+    and are left out: with them, the singular values would drop more at the number of nonzero rows
+    than at the rank.
 
     Args:
         weight: ∂L/∂W (m, n).
@@ -109,7 +110,8 @@ def factorize(
         inside = basis.T @ part
         inner, singular, outer = torch.linalg.svd(inside, full_matrices=False)
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
-        # A difference of squares would be rounded to a false noise of 1e-8.
+        # The residual itself is squared: a difference of two squared norms would be rounded to a
+        # false noise of 1e-8.
         outside = float((part - basis @ inside).square().sum())
         rank, noise = _split(part, columns, singular, outside, above)
         if 2 * rank <= size or size == limit:
@@ -131,14 +133,15 @@ def _split(
 ) -> tuple[int, float]:
     """Return the rank of a gradient, and the standard deviation of the noise in its entries.
 
-    The noise follows from the singular values beyond the rank. The rank counts those that exceed
-    ``above`` times the largest one that this noise is expected to have. In float32 gradients,
-    larger entries have larger noise. So singular values up to 30 times the threshold may still be
-    noise (chosen on development draws; no results are kept), and the widest gap among them decides.
-    A layer of few rows has few singular values beyond the rank, and the smallest of them are far
-    below the largest. So the noise of a float32 gradient is at least its rounding.
+    The noise follows from the singular values beyond the rank. The rank counts the singular values
+    that exceed a threshold, ``above`` times the largest singular value that this noise is expected
+    to have. In float32 gradients, larger entries have larger noise. So singular values up to 30
+    times the threshold may still be noise (chosen on development draws; no results are kept), and
+    the widest gap among them decides. A layer of few rows has few singular values beyond the rank,
+    and the smallest of them are far below the largest. So the noise of a float32 gradient is at
+    least its rounding.
 
-    ``part`` holds the nonzero rows of the gradient, with that many nonzero ``columns``.
+    ``part`` holds the nonzero rows of the gradient, of which ``columns`` columns are not zero.
     ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``
     minus the sum of their squares.
 
@@ -175,7 +178,7 @@ def _split(
 def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
     """Return a record of the calls in one forward pass of a problem's network, without autograd.
 
-    It passes images (B, C, H, W); one image of zeros by default.
+    ``inputs`` are the images (B, C, H, W) of the pass; one image of zeros by default.
     """
     run = partial(problem.logits, problem.zeros(1) if inputs is None else inputs)
     with torch.no_grad():
@@ -185,8 +188,8 @@ def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
 def told_of_computed_weights(problem: Problem) -> str:
     """Return a text that explains why the update lacks the gradient of a linear layer's weight.
 
-    It ends an error message. It is empty if the weights of all linear layers are parameters
-    themselves, and are not computed from others.
+    The text is meant for the end of an error message. It is empty if the weights of all linear
+    layers are parameters themselves, and are not computed from other parameters.
     """
     ops = [step.op for step in traced(problem).steps]
     if all(op.name for op in ops if isinstance(op, Affine) and not op.is_convolution):
@@ -202,8 +205,9 @@ def logits_behind(
 ) -> Tensor:
     """Return the logits (B, K) of a forward pass in which one linear layer has given outputs.
 
-    The layer is named by its weight. The logits are differentiable in the outputs (B, m). The
-    network's inputs (B, C, H, W), for paths around the layer, are zeros by default.
+    ``weight`` is the parameter name of the layer's weight. The logits are differentiable in
+    ``outputs`` (B, m). ``inputs`` (B, C, H, W) of the network matter only for paths around the
+    layer, and are zeros by default.
     """
     if inputs is None:
         inputs = problem.zeros(1).expand(len(outputs), *problem.spec.shape)
@@ -236,7 +240,7 @@ class InputOrder:
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values (…, n), one for each input of the layer, reordered as its pixels."""
+        """Return values (…, n), one for each entry of the layer's input, in the pixels' order."""
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
@@ -246,8 +250,8 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
     """Return the linear layers that take the whole image, each with its order of the pixels.
 
     A layer takes the image if each of its inputs is one pixel, scaled and shifted. Four images are
-    passed through the network. Zeros, ones and rising numbers determine offset, scale and
-    positions, and an image of random numbers checks them.
+    passed through the network. Images of zeros, ones and rising numbers determine offset, scale and
+    positions, and an image of random numbers checks these three.
     """
     like, size = problem.like, torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
@@ -275,7 +279,7 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
 def find_last_layer(problem: Problem) -> LinearUse:
     """Return the last linear layer of the network that has one output for each class.
 
-    It is found in a forward pass, so that the network may be written in any way.
+    A forward pass shows the layer, so that the network may be written in any way.
 
     Raises:
         ValueError: no linear layer has one output for each class.
@@ -296,12 +300,13 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
 
     The logits' bias is mostly that of the last linear layer. Some networks have no such layer, as
     they end in a convolution and its mean over positions. Then it is the last parameter of K
-    numbers in which each number is added to its own logit. Its gradient is the mean of softmax −
-    onehot. A parameter that shifts all logits alike does not count, as the softmax does not depend
-    on it.
+    numbers in which each number is added to its own logit. The gradient of such a bias is the mean
+    of softmax − onehot over the samples. A parameter that shifts all logits alike does not count,
+    as the softmax does not depend on it.
 
     If ``scaled``, a parameter also counts if only a share of each number is added to its logit, as
-    behind a ReLU after the convolution. For one sample the gradient's signs stay the same.
+    behind a ReLU after the convolution. For one sample, the gradient has the signs of softmax −
+    onehot even then.
     """
     try:
         bias = find_last_layer(problem).bias
@@ -324,7 +329,8 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Log-probabilities of the logits z + s ∘ b have the derivative (I − 1 pᵀ) diag(s) by b.
+        # Log-probabilities of the logits z + s ∘ b, with a bias b, have the derivative (I − 1 pᵀ)
+        # diag(s) by b, where p is their softmax.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
         follows = float((slopes - expected).abs().max()) <= 1e-4

@@ -1,8 +1,8 @@
 """Record the calls of torch functions in a forward pass of any network.
 
-A :class:`Trace` recognises each call that computes an affine map, an activation, a pooling, a
-normalisation or a look-up in a table. It records these calls. An :data:`Answer` may replace the
-outputs of a call by others.
+A :class:`Trace` recognises and records each call that computes an affine map, an activation, a
+pooling, a normalisation or a look-up in a table. An :data:`Answer` may replace the outputs of a
+call by other values.
 
 ``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
 the bias added after it are all recognised as the same layer. So are views of a parameter (``W.T``,
@@ -10,8 +10,8 @@ the bias added after it are all recognised as the same layer. So are views of a 
 as the convolution's padding.
 
 Networks written by hand may keep weights as (inputs, outputs), as in ``x @ W + c``. Attacks handle
-(outputs, inputs) only. They attack such a network with the transpose as its parameter, which gives
-the same gradients. :attr:`Trace.turned` names these weights.
+the shape (outputs, inputs) only. They treat such a weight's transpose as the parameter, whose
+gradient is the transpose of the weight's. :attr:`Trace.turned` names these weights.
 """
 
 import sys
@@ -40,7 +40,7 @@ from flwr_leakage.attacks.network.calls import (
 )
 from flwr_leakage.function_mode import FunctionMode
 
-# A function mode sees an attribute such as W.T as a call of its getter.
+# A function mode sees the access to an attribute such as W.T as a call of the attribute's getter.
 _TRANSPOSES = (
     Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute,
     Tensor.T.__get__, Tensor.mT.__get__,  # type: ignore[attr-defined]
@@ -67,10 +67,10 @@ Run = partial[Any]
 and ``run.func`` is the function."""
 
 Answer = Callable[[Op, Run], Tensor]
-"""Map from a recognised call to its outputs; ``run()`` computes those of the model.
+"""A function that maps a recognised call to outputs; ``run()`` computes the model's own outputs.
 
-If it does not call ``run``, it must copy its outputs into the inputs of an activation that works in
-place (:meth:`~flwr_leakage.attacks.network.activations.Elementwise.answer`).
+A function that does not call ``run`` must copy its outputs into the inputs of an activation that
+works in place (:meth:`~flwr_leakage.attacks.network.activations.Elementwise.answer`).
 """
 
 
@@ -121,7 +121,7 @@ T = TypeVar("T", bound="Trace")
 
 
 class Trace(FunctionMode):
-    """A context that recognises the calls of torch in a network's forward pass, and records them.
+    """A context that recognises and records the torch calls in a network's forward pass.
 
     It recognises linear layers, convolutions, activations, poolings, BatchNorms and look-ups.
 
@@ -130,9 +130,10 @@ class Trace(FunctionMode):
         answer: a function that is given each recognised call, and returns the outputs with which
             the pass continues, or ends the pass by :class:`ReachedError`. By default the call's own
             outputs are kept.
-        records: whether recognised calls are recorded as ``steps``. If not, no tensor is kept.
-        notes_all: whether a call that is not recognised is recorded, too, if its outputs differ
-            from its first input.
+        records: whether recognised calls are recorded as ``steps``. If false, no tensor is kept for
+            a step.
+        notes_all: whether calls that are not recognised are recorded, too, if their outputs differ
+            from their first input.
 
     Attributes:
         steps: the recorded calls in their order. Calls that work in place do not change the tensors
@@ -172,8 +173,8 @@ class Trace(FunctionMode):
     ) -> T:
         """Run a forward pass, and return the record of its calls.
 
-        The result of ``run``, which makes the pass, becomes ``outputs``; for the rest see the
-        class.
+        ``run`` makes the pass, and its result becomes ``outputs``. The other arguments are those of
+        :class:`Trace`.
         """
         trace = cls(params, answer, records, notes_all)
         try:
@@ -259,7 +260,7 @@ class Trace(FunctionMode):
     def _product(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Affine | None:
-        """Return the linear layer that a matrix product, or the sum of one with a bias, computes.
+        """Return the linear layer that a matrix product, or the sum of product and bias, computes.
 
         The result is ``None`` if the call is neither, or if the second factor is no parameter.
         """
@@ -293,8 +294,8 @@ class Trace(FunctionMode):
     def _upright(self, factor: Tensor) -> Tensor | None:
         """Return the parameter W (outputs, inputs) if the second factor of a product is Wᵀ.
 
-        Otherwise the result is ``None``. If the factor is itself a parameter, it is noted that the
-        pass uses this weight in the shape (inputs, outputs).
+        Otherwise the result is ``None``. If the factor is itself a parameter, the trace notes that
+        the pass uses this weight in the shape (inputs, outputs).
         """
         if factor.ndim == 2 and id(factor) in self.names:
             self._right.add(self.names[id(factor)])
@@ -313,9 +314,10 @@ class Trace(FunctionMode):
         return None
 
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
-        """Record if a call, ``run``, returns its first argument transposed, or with zeros around.
+        """Note in the trace if a call transposes its first argument or puts zeros around it.
 
-        A transpose is noted for parameters, and zeros for maps. ``inputs`` is that argument.
+        ``run`` is the call, ``inputs`` its first argument and ``outputs`` its result. A transpose
+        is noted if the argument is a parameter, and zeros if the call is ``F.pad``.
         """
         if run.func in _TRANSPOSES:
             if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:
@@ -335,9 +337,9 @@ def same_values(left: Tensor, right: Tensor) -> bool:
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
     """Return the input and the weight of a linear layer that is written by ``torch.einsum``.
 
-    The third result tells whether the weight has the shape (inputs, outputs), and not
-    (outputs, inputs). The result is ``None`` for any other equation than ``...i,oi->...o`` and
-    ``...i,io->...o``, in any letters. The arguments are an equation and its operands.
+    ``args`` are an equation and its operands. The third result tells whether the weight has the
+    shape (inputs, outputs), and not (outputs, inputs). The whole result is ``None`` for any other
+    equation than ``...i,oi->...o`` and ``...i,io->...o``, in any letters.
     """
     equation, *operands = args
     if len(operands) != 2 or not isinstance(equation, str) or "->" not in equation:
@@ -360,9 +362,9 @@ _AROUND = {each.__file__ for each in (dropout, forward, function_mode, model_cop
 def describe_call(function: Callable[..., Any]) -> str:
     """Return a function's name with the line that calls it, such as ``max_pool2d (net.py:12)``.
 
-    It is the innermost line of the present stack that is neither PyTorch's nor this package's. If
-    PyTorch's own module inside of ``nn.Sequential`` makes the call, there is no such line, and the
-    name is followed by the module's class.
+    The line is the innermost one of the present stack that lies neither in PyTorch nor in this
+    package. If a module of PyTorch inside of ``nn.Sequential`` makes the call, there is no such
+    line, and the module's class follows the name.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     module = ""
@@ -372,7 +374,8 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        # Type checks stand between caller and callee. Some are compiled at run time, in files <…>.
+        # Frames of type checks lie between caller and callee. Some are compiled at run time, in
+        # files <…>.
         if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):
