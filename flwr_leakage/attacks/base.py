@@ -20,10 +20,10 @@ class AttackProgress:
     Attributes:
         done: number of targets that are finished.
         total: number of all targets of this call.
-        iteration: number of iterations that the current targets have taken.
-        iterations: largest number of iterations that they may take.
-        objective: the attacker's own best objective, averaged over the current targets.
-        attack: the name of the attack at work if several are tried; else empty.
+        iteration: number of iterations that the targets under attack have taken.
+        iterations: largest number of iterations that these targets may take.
+        objective: the best objective of the attack, averaged over the targets under attack.
+        attack: the name of the running attack if several are tried; else empty.
     """
 
     done: int

@@ -51,9 +51,9 @@ def by_fit(
     logarithm is summed over all observations of these cases, which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
-    case 1, else ``by fit``. The smaller limit of ``job.max_seconds`` and a portfolio's own covers
-    all runs, which share half of it. If its share ended the best run, the attack runs once more
-    under that run's normalisation, for the rest of the time.
+    case 1, else ``by fit``. All runs share half of ``job.max_seconds``, or of the limit of a
+    :class:`Strongest` if that is smaller. If its share ended the best run, the attack runs once
+    more under that run's normalisation, for the rest of the time.
     """
     specs = possible_specs(job.spec)
     if len(specs) == 1:

@@ -58,7 +58,7 @@ class Evidence:
             + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
     with ``q = m / σ_t²``, where m is the mean square of r over the P_t entries of tensor t, or over
-    the P_g entries of group g. A group is a kernel, or a column of a matrix
+    the P_g entries of group g. A group g is a kernel, or a column of a matrix
     (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been
     pruned count by their excess over the pruning threshold. The noise σ is estimated from the
     update itself. D_g is P_g, or less if the tensor has more entries than there are unknowns

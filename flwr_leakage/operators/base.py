@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """The number of products taken by an operator and by operators made of some of its maps."""
+    """The number of products that an operator and all operators narrowed from it have taken."""
 
     products: int = 0
 
@@ -56,12 +56,12 @@ class LinearOperator(ABC):
         self.meter = Meter() if meter is None else meter
         self.tally = Tally()
         self.samples_a_product = 1
-        """Number of products with a single sample's Jacobian to which one map's product amounts."""
+        """Number of products with a single sample's Jacobian that one product of a map costs."""
 
     @property
     def products(self) -> int:
-        """Return the number of products so far, with those of operators of some of its maps. A
-        product of all S maps counts once; the ``meter`` counts it S times.
+        """Return the number of products so far, including those of operators that ``narrow`` has
+        returned. A product of all S maps counts once; the ``meter`` counts it S times.
         """
         return self.tally.products
 
@@ -119,7 +119,10 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """An operator of some maps of another one, which computes all maps, with zeros for the rest."""
+    """The operator of some maps of a whole operator, by products with all of the whole's maps.
+
+    The vectors of maps that were not chosen are zero, and their results are dropped.
+    """
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
@@ -145,15 +148,15 @@ class _Rows(LinearOperator):
 
 
 REBUILT_AFTER = 4
-"""Number of products after which autograd graphs of the chosen samples alone are built: building
-them costs about as much as so many products of all samples."""
+"""Number of products with all samples after which a ``DeferredRows`` builds autograd graphs of its
+own samples alone. Building these costs about as much as this number of products."""
 
 
 class DeferredRows(LinearOperator):
-    """An operator of some maps of another one, built anew once many products are asked for.
+    """The operator of some maps of a whole operator, built anew after four products.
 
-    The first products are computed by the whole operator, with zeros for the other maps, which is
-    cheaper if few follow.
+    The first four (``REBUILT_AFTER``) are computed by the whole operator, with zeros for the maps
+    that were not chosen. This is cheaper than a new operator if few products follow.
 
     Args:
         whole: the whole operator, which is kept until the new one is built.
@@ -191,8 +194,8 @@ class DeferredRows(LinearOperator):
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """Return the operator of the maps with the indices ``rows`` alone.
 
-        If these are at most half of all maps, the function that built this operator is called for
-        them, so that products no longer compute the others. Else they are selected from it.
+        If these are at most half of this operator's maps, a new operator of them is built after a
+        few products. Otherwise each product computes all maps, and selects these.
         """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)

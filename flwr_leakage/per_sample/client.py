@@ -35,7 +35,8 @@ float64: in float32, squares of the entries of its Jacobian would underflow."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Number of samples from which the one is chosen on which second derivatives are checked."""
+"""Number of samples among which the one of which the model is least sure is sought. The model's
+second derivatives are checked on that one."""
 _GRAPH_COPIES = 12
 """Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
 gradient."""
@@ -131,7 +132,7 @@ class ClientSamples:
             return
         made = self._windows(point, precision, size)
         if not self._routed:
-            self._routed = True  # the first gradients may change this
+            self._routed = True  # an error in the first gradients sets it back
             try:
                 first = next(made, None)
             except BudgetExhausted:
@@ -295,7 +296,7 @@ def _seen_right(problem: SampleProblem) -> bool:
         return product_is_right(sample, rounding[best], start[best], product[best])
     except BudgetExhausted:
         raise
-    except Exception:  # torch.func may raise any error; the whole check will say why
+    except Exception:  # torch.func may raise any error; check_second_derivative tells the reason
         return False
 
 

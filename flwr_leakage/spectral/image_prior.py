@@ -20,7 +20,7 @@ responses.
 
 NATURAL_FALL = 0.75
 """Frequency, in units of the highest, at which lenses and pixels reduce the variance 1/f² by the
-factor 1/e. The value was chosen on development draws; no table."""
+factor 1/e. The value was chosen on development draws; no results are kept."""
 
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Mean and two differences of red, green and blue, which are nearly uncorrelated in natural images

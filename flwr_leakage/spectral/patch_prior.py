@@ -13,8 +13,8 @@ SIDE = 4
 """Side of a patch in pixels; patches of smaller images have the image's side."""
 
 STRIDE = 2
-"""Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four
-times the work."""
+"""Number of pixels from one patch to the next. With 1, reconstructed images were the same on
+development draws, for four times the work; no results are kept."""
 
 BRIGHTNESS = 0.25
 """Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],
@@ -25,19 +25,20 @@ CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 in [0, 1], times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""Variances of the colour of a patch's contrast, as multiples of :data:`NATURAL_CHROMA`, from grey
-to colourful; each makes kinds of patches of its own."""
+"""Variances of the colour differences within a patch, as multiples of :data:`NATURAL_CHROMA`, from
+grey to colourful. The mixture has a component for each value, with each contrast and direction."""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
 """Distances in pixels over which correlation falls to 1/e: in both directions for a patch without
 an edge, and across and along an edge."""
 
 ANGLES = 4
-"""Number of directions of edges, equally spaced; each makes kinds of patches of its own."""
+"""Number of directions of edges, equally spaced. The mixture has a component for each direction,
+with each contrast and colour."""
 
 SMOOTHNESS = 1.5
-"""The power p of the correlation exp(−d^p), at the distance d in units of :data:`EXTENTS`; 1 makes
-patches rough, 2 smooth."""
+"""The power p of the correlation exp(−d^p) of two pixels of a patch, at their distance d in units
+of :data:`EXTENTS`. With 1, likely patches are rough, with 2 smooth."""
 
 PIXEL_ROUNDING = 1 / 255**2 / 12
 """Variance of the rounding of each pixel in an image of 8 bits."""
@@ -134,8 +135,8 @@ class PatchCost:
         Q x``.
         """
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        # Rows times matrices are three times as fast as matrices times columns, and the matrices
-        # are symmetric.
+        # Rows times matrices are computed three times as fast as matrices times columns. As the
+        # precisions are symmetric, both give the same numbers.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
@@ -151,7 +152,7 @@ class PatchCost:
 
     def _returned(self, patches: Tensor, like: Tensor) -> Tensor:
         """Return images of the shape of ``like`` (B, C, H, W) that are sums of overlapping patches
-        (B, N, D), the transpose of taking patches.
+        (B, N, D), divided by ``scale``. This map is the transpose of taking patches of images.
         """
         flat = patches.new_zeros(len(patches), like[0].numel())
         flat.index_add_(1, self.index.flatten(), patches.flatten(1))

@@ -9,10 +9,13 @@ from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
 
 RESOLVABLE_CONDITION = 1e7
-"""Ratio λmax/λmin above which Lanczos with a random start does not resolve λmin in practice."""
+"""Largest ratio λmax/λmin of eigenvalues of AᵀA at which a value of Lanczos with a random start is
+accepted as λmin. At larger ratios λmin is not resolved in practice."""
 
 SETTLING_STEPS = 30
-"""Number of steps up to which no Ritz value is accepted as λmin, unless the space is exhausted."""
+"""Number of Lanczos steps up to which no Ritz value is accepted as the smallest eigenvalue λmin,
+unless the Krylov space is exhausted. After fewer, a value near another eigenvalue may look
+settled."""
 
 
 def smallest_eigenvalue(

@@ -21,9 +21,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 POWER_ITERATIONS = 6
-"""Number of steps of the power method that estimate the largest eigenvalue of the linearised
-equations' normal matrix. The prior's first weight is a tenth of it, so that an error of 20 % does
-no harm."""
+"""Number of steps of the power method that estimate the largest eigenvalue of LᵀJᵀWJL, see
+:func:`largest_eigenvalue`. The prior's weight in a run's first step is a tenth of this eigenvalue.
+It need not be exact, so that an estimate that is wrong by 20 % does no harm."""
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,7 @@ Bend = _Elementwise | _Windows
 """The linearisation of an activation or a pooling at a point."""
 
 Nonlinear = Elements | Pooling
-"""An activation or a pooling."""
+"""An activation or a pooling, as one step of a chain."""
 
 
 @dataclass(frozen=True)
@@ -500,7 +500,7 @@ class ChainLinearization(Linearized):
         J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
         """
         self.products += 1
-        # the change of each layer's patches, or of each stage's inputs
+        # for each step of the chain, the change of a layer's patches or of a nonlinearity's inputs
         moved: list[Tensor] = []
         values = below(direction)
         for step in self._at:

@@ -20,15 +20,16 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return an estimate of the CPU seconds of ``A Aᵀ`` for A (n, k), by timing a block."""
+    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes for A (n, k), by timing a block."""
     block, watch = rows[:512], Stopwatch()
     block @ block.T
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
 
 
 _ENTRIES = 2**27
-"""Largest number of entries of the columns that are computed at once: 1 GiB. At 11 million
-parameters 128 columns would take 11 GB. The budget is checked between such blocks only."""
+"""Largest number of entries in a block of the Jacobian's columns, which are computed at once: 1 GiB
+in float64. At 11 million parameters 128 columns would take 11 GB. The budget is checked between
+blocks only."""
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,20 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 HIDDEN = 1 / 30
-"""Largest singular value of rounding, as a share of the least one that samples cause, at which the
-span of the last layer's gradient counts as that of the samples' errors. With parameters in single
-precision the share was up to 1e-3 on batches of four of trained networks; no results are kept."""
+"""Largest ratio of two singular values of the last layer's gradient, the first one that rounding
+causes and the last one that samples cause, at which its columns count as spanning the samples'
+errors. With parameters in single precision the ratio was up to 1e-3 on batches of four of trained
+networks; no results are kept."""
 
 NEGATIVE = 1e-3
 """Size up to which a negative entry of a sample's error counts as zero. The error is the derivative
 of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
-"""Each possible class is given a sample if a class without samples seems possible with at most this
-probability. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability of 98 %,
-fewer labels were right with this rule than without it (four trained networks, development images;
-no results are kept)."""
+"""Largest probability that :func:`possible_classes` marks a class without samples as possible, at
+which each possible class is given a sample. For 10 classes, B = 6 samples have a lower one. At
+B = 8, with 98 %, fewer labels were right with such samples than without (four trained networks,
+development images; no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all
@@ -131,7 +132,7 @@ def possible_classes(
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
     if num_samples >= min(count - 1, len(sizes)):
         return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
-    # The gradient outside of B directions is rounding or noise.
+    # Singular values after the first B, for B samples, come from rounding or noise.
     share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
     if not share <= HIDDEN:
         return everything

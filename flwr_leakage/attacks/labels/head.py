@@ -30,11 +30,13 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8
-"""Number of random starts for each label in a round, and number of rounds without a new sample
-after which the search ends. More of either only takes longer."""
+"""Number of random starts for each label in a round of the search for samples, and number of rounds
+without a new sample after which the search ends. More of either takes longer, and found no more
+samples on development draws; no results are kept."""
 
 STEPS = 40
-"""Number of Levenberg–Marquardt steps from each start; more only take longer."""
+"""Number of Levenberg–Marquardt steps from each start of the search for a sample. More take longer,
+and found no more samples on development draws; no results are kept."""
 
 SPREAD = 3.0
 """Standard deviation that random starts of the search have in the logits, along each direction in
@@ -50,10 +52,10 @@ SOFTMAX_ROUNDINGS = 4.0
 no results are kept."""
 
 LARGEST_SCALE_ERROR = 0.1
-"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. The dual t gives the
-sample's features, and q holds the coordinates of its error; t·q = 1 for a true sample. If noise
-merges two samples of one class into a false one, it is about 0.3 (chosen on development draws; no
-results are kept)."""
+"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. For the last layer's
+gradient ``U [R, β]``, the sample has features t R and an error U q, and t·q = 1 if it is a true
+one. If noise merges two samples of one class into a false one, ``|t·q − 1|`` is about 0.3 (chosen
+on development draws; no results are kept)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:

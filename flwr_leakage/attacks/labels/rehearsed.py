@@ -29,7 +29,7 @@ private samples. The values were chosen on development draws; no results are kep
 
 DUMMIES = 240
 """Number of dummy images of each kind, over all classes; there are at least two of each class. The
-value bounds the cost (``LabelRound.infer``)."""
+value bounds the cost of making them."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
 """Number of samples that all steps of a rehearsal take together, and its smallest and largest
@@ -49,8 +49,8 @@ CONCENTRATION = 0.5
 frequencies: skewed clients, as in experiments on label skew. No results are kept."""
 
 NOISE_DRAWS = 2
-"""Number of draws of an update's noise that are added to each rehearsal, once at its full length
-and once clipped. Six rehearsals give 24 noisy ones."""
+"""Number of draws of noise that are added to the update of each rehearsal, as it is and scaled to
+the size of the client's clipped update. Six rehearsals give 24 noisy ones."""
 
 NOISE_AGAIN = 24
 """Number of draws of noise that are added to an update that is noisy already, to see how far its
@@ -61,8 +61,8 @@ NOISE_SHARE = 0.01
 an update with less noise, class counts follow to within a percent. Rounding is smaller."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
-"""The values among which the free rate r of a method is chosen: the factor of the classifier's
-change from which the method infers class frequencies."""
+"""The values among which the free rate r of each method in :data:`METHODS` is chosen. A method
+multiplies a change of the classifier by r, and infers class frequencies from the product."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,19 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
 """The methods by name. Each gives class frequencies c (K,) for a :class:`Shift` and one free rate
 r > 0.
 
-- The first is exact for SGD if p̄, the mean softmax along the way, is known: the bias changes by
-  −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). It takes the mean of both ends for p̄.
-- The others take c as the prior that a classifier has learnt: with it, its logits shift by log c
-  (label shift; Saerens, Latinne and Decaestecker 2002), as far as training went.
+- The first is exact for SGD of T steps at the rate η if p̄, the mean softmax over the steps, is
+  known: the bias changes by Δb = −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). The method takes the
+  mean of the softmax before and after training for p̄.
+- The others take c as the class prior that the classifier has learnt. A fully learnt prior shifts
+  its logits by log c (label shift; Saerens, Latinne and Decaestecker 2002); r scales the shift.
 """
 
 BIASED = tuple(METHODS)[:3]
 """The names of the methods that need a trained bias of the logits."""
 
 REPLAY = "replay of the last layer"
-"""The name of the method of :class:`ClassCounts`, which replays the last layer's training, and has
-no free rate."""
+"""The name of the method by which :class:`ClassCounts` infers class frequencies: it replays the
+last layer's training, and has no free rate."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,9 @@ def _with_noise(delta: Params, std: float, stream: torch.Generator) -> Params:
 
 
 def _noise_share(matrix: Tensor) -> float:
-    """Return ``‖Σₖ Gₖ‖ / ‖G‖`` of the rows of a last layer's update: about 1 for noise alone."""
+    """Return ``‖Σₖ Gₖ‖ / ‖G‖`` of a last layer's update G with rows Gₖ: about 1 if G is only noise,
+    and 0 up to rounding without noise.
+    """
     whole = float(matrix.double().norm())
     return float(matrix.double().sum(0).norm()) / max(whole, 1e-300)
 
