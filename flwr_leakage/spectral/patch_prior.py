@@ -13,8 +13,8 @@ SIDE = 4
 """Side of a patch in pixels; patches of smaller images have the image's side."""
 
 STRIDE = 2
-"""Number of pixels from one patch to the next. With 1, reconstructed images were the same on
-development draws, for four times the work; no results are kept."""
+"""Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four
+times the work; no results are kept."""
 
 BRIGHTNESS = 0.25
 """Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],

@@ -31,12 +31,12 @@ from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8
 """Number of random starts for each label in a round of the search for samples, and number of rounds
-without a new sample after which the search ends. More of either takes longer, and found no more
-samples on development draws; no results are kept."""
+without a new sample after which the search ends. More of either take longer, and find no more
+samples."""
 
 STEPS = 40
 """Number of Levenberg–Marquardt steps from each start of the search for a sample. More take longer,
-and found no more samples on development draws; no results are kept."""
+and find no more samples."""
 
 SPREAD = 3.0
 """Standard deviation that random starts of the search have in the logits, along each direction in

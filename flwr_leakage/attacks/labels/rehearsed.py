@@ -106,9 +106,9 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
 """The methods by name. Each gives class frequencies c (K,) for a :class:`Shift` and one free rate
 r > 0.
 
-- The first is exact for SGD of T steps at the rate η if p̄, the mean softmax over the steps, is
-  known: the bias changes by Δb = −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). The method takes the
-  mean of the softmax before and after training for p̄.
+- The first is exact for SGD of T steps at the rate η if p̄, the mean of the softmax p_t over steps
+  t, is known: the bias changes by Δb = −η Σ_t (p_t − c), so that c = p̄ + Δb / (ηT). The method
+  takes the mean of the softmax before and after training for p̄.
 - The others take c as the class prior that the classifier has learnt. A fully learnt prior shifts
   its logits by log c (label shift; Saerens, Latinne and Decaestecker 2002); r scales the shift.
 """

@@ -32,8 +32,9 @@ at which texts are certified. Private texts had 4e-7 and 1.3e-7 at most, and nea
 neighbour token, two tokens swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
 
 REPLAYS = 5
-"""Largest number of replays for a table that is the last layer's weight, too. They remove the part
-that the table has as the embeddings from its gradient."""
+"""Largest number of replays of guessed texts for an embedding table that is also the last layer's
+weight. A replay gives the part of the table's gradient that it has as the embeddings, which is
+subtracted from the observed gradient."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class ReadText(OneByOne):
 
     Attributes:
         relaxation: the search for the texts of an encoder.
-        prefixes: largest number of beginnings that are followed at once, as a multiple of the
-            number of texts, plus 32.
+        prefixes: largest number of beginnings of texts that are followed at once, as a multiple of
+            the number of texts, plus 32.
     """
 
     purpose: ClassVar[str] = "text"

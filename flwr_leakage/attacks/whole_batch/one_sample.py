@@ -354,7 +354,8 @@ def _behind(
     on = features > limits
     if not bool(on.any()):
         raise ValueError(f"no feature at {layer.weight} stands out.")
-    # About as many active units lie below the limit as between the limit and its double.
+    # If active units lie between the limit and its double, about as many lie below the limit. So no
+    # unit below it then counts as off.
     near = bool((on & (features < 2 * limits.max())).any())
     off = torch.zeros_like(on) if near else ~on
     told = on | (~off & (below == 0))
