@@ -61,12 +61,13 @@ class Attack(Protocol):
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that can be limited to a share of its CPU seconds until it is near a solution."""
+    """An attack that can be limited to a share of a job's CPU seconds unless a solution is near."""
 
     def with_share(self, share: float) -> Attack:
-        """Return a copy of the attack that takes at most a share, in (0, 1], of its CPU seconds.
+        """Return a copy of the attack that takes at most a share, in (0, 1], of ``max_seconds``.
 
-        Near a solution the copy may take more.
+        These are the CPU seconds that a job allows for each observation. Near a solution the copy
+        may take all of them.
         """
         ...
 

@@ -127,7 +127,8 @@ class _Tries:
         watch, limit = Stopwatch(), job.max_seconds
         energies: dict[InputSpec, float] = {}
         answers: dict[InputSpec, Reconstruction] = {}
-        # Most normalisations give inputs of about mean 0 and deviation 1.
+        # The first run needs some normalisation, and most give inputs of about mean 0 and deviation
+        # 1, as this one does.
         standard = replace(specs[0], mean=(0.5,), std=(0.25,), box=False)
         first: Reconstruction | None = None
         for tried, spec in enumerate([standard, *specs]):

@@ -27,8 +27,8 @@ about a quarter; no results are kept."""
 
 OUTSIDE = 5e-4
 """Share of an image's pixel values that may leave [0, 1], as a candidate has errors. Among 3,072
-values that is one. On 200 images of CIFAR-10, the contrast then has a median error of 55 dB; no
-results are kept."""
+values that is one. For 200 images of CIFAR-10 that are exact but for their contrast, the assumed
+contrast gave a median PSNR of 55 dB; no results are kept."""
 
 
 @dataclass(frozen=True)

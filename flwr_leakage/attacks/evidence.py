@@ -363,9 +363,9 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
         # Up to a misfit of 2 the residual is mostly noise, and candidates within 0.01 of the
-        # pixels' range lie around one solution. Otherwise masks may differ, and energies hardly
-        # show which of two solutions is better: on a development draw with max pooling, the one of
-        # less energy was 5.1 dB worse (no results are kept).
+        # pixels' range lie around one solution. Otherwise different ReLUs may be on, and energies
+        # hardly show which of two solutions is better: on a development draw with max pooling, the
+        # one of less energy was 5.1 dB worse (no results are kept).
         if first.judged.misfit > 2.0 and _distance(inputs, mean, evidence) > 1e-2:
             least = max(least, first.energy + 2.5 * evidence.equations)
         explains = evidence.is_noised or judged.distance < max(1.0, first.judged.distance)

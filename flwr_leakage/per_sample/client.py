@@ -27,11 +27,12 @@ Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_ROUNDING = 1e-3
-"""If rounding in float32 may move a product with a sample's Jacobian J by more than this, relative
-to ‖J‖, the sample is computed in float64."""
+"""Largest error, relative to ‖J‖, that rounding in float32 may cause in a product with a sample's
+Jacobian J. A sample with a larger one is computed in float64."""
 LEAST_SLOPE = 1e-17
-"""If ‖∂L/∂z‖, the norm of the loss's gradient by the logits, is below this, a sample is computed in
-float64: in float32, squares of the entries of its Jacobian would underflow."""
+"""Least norm ‖∂L/∂z‖ of the loss's gradient by the logits at which a sample is computed in float32.
+Below it, squares of the entries of the sample's Jacobian would underflow, so that float64 is
+used."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8

@@ -19,8 +19,9 @@ from flwr_leakage.spectral import (
 )
 
 WELL_KNOWN = 1e-2
-"""Largest relative tolerance of λmax for which Lanczos starts from the top eigenvector of the last
-layer's part of JJᵀ; see ``SampleProblem.start``."""
+"""Largest relative tolerance of the largest eigenvalue of JJᵀ, with J the Jacobian of a sample's
+gradient, for which Lanczos starts from the top eigenvector of the last layer's part of JJᵀ; see
+``SampleProblem.start``."""
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ class LargestEigenvalue:
 
 
 class _Group(Process):
-    """Some of the S matrices, which have taken the same Lanczos steps, with the estimates of λmax
-    at each step.
+    """Some of the S matrices A, which have taken the same Lanczos steps, with the estimates of the
+    largest eigenvalue λmax of AᵀA at each step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.

@@ -102,7 +102,7 @@ class PatchPrior:
         image's own likeliest kinds, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
-        # All kinds at once would take 0.6 GB for an image of 224 × 224.
+        # The patches whitened for all kinds at once would take 0.6 GB for an image of 224 × 224.
         squares = [(patches @ root.T).square().sum(-1) for root in self.whitening]
         kinds = (self.log_scales - torch.stack(squares, -1) / 2).argmax(-1)
         return PatchCost(
@@ -117,9 +117,10 @@ class PatchPrior:
 class PatchCost:
     """The quadratic cost ``xᵀ Q x = λ Σ_n ‖W_k(n) u_n‖²`` of images x minus grey.
 
-    u_n is patch n of N, with D numbers, k(n) its kind, and ``W_kᵀ W_k`` the inverse covariance of
-    kind k. As each pixel lies in several patches, λ is the number of an image's values divided by
-    that of all its patches, N D. A product costs ``N D²`` multiplications for each image.
+    u_n is patch n of N, with D numbers. k(n) is its kind, a component of the mixture in
+    :class:`PatchPrior`, and ``W_kᵀ W_k`` the inverse covariance of kind k. As each pixel lies in
+    several patches, λ is the number of an image's values divided by that of all its patches, N D.
+    A product costs ``N D²`` multiplications for each image.
     """
 
     def __init__(
@@ -188,9 +189,9 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance (C, C) of a pixel's C channels, relative to the variance of their sum /
-    √C. Of three channels the variance along the two axes of colour, ``OPPONENTS``, is ``colourful``
-    times ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
+    """Return the covariance (C, C) of a pixel's C channels, in units of the variance of their sum
+    divided by √C. Three channels have the variances ``colourful`` times ``NATURAL_CHROMA`` along
+    the two differences in ``OPPONENTS``; other numbers of channels are uncorrelated.
     """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)

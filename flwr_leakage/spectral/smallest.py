@@ -64,7 +64,8 @@ def smallest_eigenvalue(
         last = process.num_steps >= min(max_steps, operator.num_inputs)
         leaving = done | torch.tensor(last)
         if bool(leaving.any()):
-            # Rounding moves each eigenvalue of T by up to the precision times the largest one.
+            # Rounding moves each eigenvalue of Lanczos's tridiagonal matrix by up to the precision
+            # times the largest one.
             conditions = theta[:, -1] / scale
             own = process.operator.rounding.to(scale)
             error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()

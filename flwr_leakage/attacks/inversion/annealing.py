@@ -173,11 +173,11 @@ class RunEnd:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """Return −2 log posterior up to a constant, by which runs are ranked.
+        """Return −2 log posterior of the images, up to a constant, by which runs are ranked.
 
-        Each group of equations has an unknown variance of its own, as a ReLU unit wrongly taken to
-        be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The likelihood holds
-        the observed numbers of these equations and their noise.
+        Each group of the equations in ``model`` has an unknown variance of its own, as a ReLU unit
+        wrongly taken to be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The
+        likelihood holds the observed numbers of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         unknowns = self.inputs.numel()
@@ -252,7 +252,7 @@ class Annealed:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
         if self._is_over(at):
             return None

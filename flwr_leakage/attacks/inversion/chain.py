@@ -46,7 +46,7 @@ from flwr_leakage.params import Params
 MOST_PATCH_ENTRIES = 1_000_000
 """Largest number of entries of one sample's patches in a layer of a chain: 4 MB in float32, which a
 batch of 128 multiplies to 0.5 GB a layer. Patches of 3×3 pixels of 16 channels at 16×16 positions
-have 36,864."""
+have 36,864. A network with a larger layer is left to autograd."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,8 @@ class Evaluator:
             fields, field_dims = [], []
             for field in range(len(chosen[0][number])):
                 values = [seen[number][field] for seen in chosen]
-                # Observations are always stacked, as a stack of equal ones costs little.
+                # Only parameters and buffers are passed once. Observed gradients and statistics are
+                # always stacked, as a stack of equal ones costs little.
                 shared = field < 2 and all(_same(value, values[0]) for value in values)
                 first = values[0]
                 if not shared:

@@ -129,7 +129,7 @@ class GaussNewton(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples of least energy that the runs find for one problem.
+        """Return the likeliest samples at which a run of Gauss–Newton ends, for one problem.
 
         Args:
             problem: the network, the observed update and the attacker's knowledge, in float64.
@@ -201,7 +201,8 @@ class GaussNewton(OneByOne):
 
         Steps with fewer iterations make no progress. One linearisation is timed, which takes about
         as long as an iteration. The prior's first weight takes a few products with the Jacobian.
-        The trials of the step's length and the judgement of its end take as long as five more.
+        The trials of the step's length and the judgement of its end take as long as five more
+        iterations.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
@@ -326,8 +327,8 @@ class GaussNewton(OneByOne):
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
-        # Residuals far from convergence must count as errors of the model, so that energies can be
-        # compared.
+        # Short runs end far from convergence. Their residuals must count as errors of the model, so
+        # that their energies can be compared.
         annealing = replace(self.annealings[0], model_error=1.0)
         best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0
@@ -350,7 +351,8 @@ class GaussNewton(OneByOne):
                 found = short.run(other, likelihood, annealing, budget, start)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
-            # A change must lower the energy of a short run by 0.01 for each entry of the update.
+            # A changed label is kept only if it lowers the energy at the end of a short run by 0.01
+            # for each entry of the update.
             least = best.energy - 0.01 * len(likelihood.observed)
             rivals = [rival for rival in rivals if rival[0] < least]
             if not rivals:

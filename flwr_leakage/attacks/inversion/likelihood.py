@@ -83,7 +83,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values (G,) of groups of an update's entries for all of these entries (P,)."""
+        """Return for each of P entries of an update the value (P,) of its group, given (G,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -159,7 +159,7 @@ class Likelihood:
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values (T,) of an update's parameter tensors for all of their entries (P,)."""
+        """Return for each of P entries of an update the value (P,) of its tensor, given (T,)."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class Settling:
 
 
 class _Pace:
-    """The division of a run's allowed products and CPU seconds among its remaining steps.
+    """The division of the allowed Jacobian products and CPU seconds among the remaining steps.
 
     Args:
         settling: the settings, with the numbers of steps and products.
@@ -135,8 +135,8 @@ class _Pace:
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
         """Return whether no further step follows, and shorten the next steps if time is short.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome. ``last``
-        holds the equations that were linearised for that step, or ``None``.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
+        ``last`` holds the equations that were linearised for that step.
         """
         assert last is not None
         self.products += last.linear.products
@@ -193,7 +193,7 @@ class Doubts:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the linear least-squares problem of the next step, or ``None`` at the end.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
@@ -203,7 +203,7 @@ class Doubts:
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
             images = [self.prior.inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
-            # the spreads must not be zero, as blurs divide by them
+            # Widths must not be zero, as a blurred ReLU divides by them.
             widths = [(width * unit).clamp_min(1e-9) for unit in found]
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
         if self.is_over(at, self._last[0] if self._last else None):

@@ -183,7 +183,7 @@ def assume_targets(
     attack, or ``joint`` to optimise them.
 
     Raises:
-        ValueError: the inference does not give B class indices.
+        ValueError: the inference does not give B indices of the K classes.
     """
     like = problem.like
     count, classes = problem.num_samples, problem.spec.num_classes

@@ -288,7 +288,8 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the mean input (F,) of the last linear layer, or ``None`` if there is none.
+        """Return the mean input (F,) of the last linear layer; ``None`` if no such layer gives the
+        logits.
 
         Raises:
             ValueError: there is no such layer, and the update has several steps.

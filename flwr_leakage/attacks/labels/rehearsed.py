@@ -46,7 +46,8 @@ for each rehearsal."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
-frequencies: skewed clients, as in experiments on label skew. No results are kept."""
+frequencies. The value makes clients skewed, as in experiments on label skew; no results for other
+values are kept."""
 
 NOISE_DRAWS = 2
 """Number of draws of noise that are added to the update of each rehearsal, as it is and scaled to
@@ -329,7 +330,7 @@ class Rehearsals:
 
 
 def _with_noise(delta: Params, std: float, stream: torch.Generator) -> Params:
-    """Return an update with independent Gaussian noise on each entry."""
+    """Return an update with independent Gaussian noise of deviation ``std`` added to each entry."""
     return {
         name: value + std * torch.randn(value.shape, generator=stream).to(value)
         for name, value in delta.items()

@@ -351,7 +351,7 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The linear layers that take the first attention's outputs, or ``None``."""
+        """The trained linear layers that take the first attention's outputs; ``None`` if none do."""
         return next(iter(self.deep), None)
 
     @property

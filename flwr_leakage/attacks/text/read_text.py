@@ -27,9 +27,10 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 CERTAIN = 1e-5
-"""Largest distance of vectors from a span, and largest relative distance of the replayed gradient,
-at which texts are certified. Private texts had 4e-7 and 1.3e-7 at most, and nearly right texts (a
-neighbour token, two tokens swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
+"""Largest relative distance of the texts' vectors from the span of a layer's gradient, and of the
+texts' gradient from the observed one, at which texts are certified. Private texts had 4e-7 and
+1.3e-7 at most, and nearly right texts (a neighbour token, two tokens swapped) 2e-1 and 3e-2 at
+least (MiniLM, batches of 64 tokens)."""
 
 REPLAYS = 5
 """Largest number of replays of guessed texts for an embedding table that is also the last layer's

@@ -45,8 +45,8 @@ there."""
 
 PROBES = 48
 """Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
-near the span is rejected, as its part in these directions is at most its distance. No results are
-kept."""
+near the span is rejected, as its part in these directions is at most its distance. No results for
+other numbers are kept."""
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and max pooling before the layer, and the layer's own.
+        """Return the inputs of every ReLU and max pooling before the layer, then the layer's own.
 
         There is one tensor for each call, in their order, for images (B, C, H, W). The last one
         holds the layer's inputs (B, n) before the ReLU that is left out.
@@ -288,11 +288,11 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the states of the units of the ReLU before the layer, as they count at a blur.
+        """Return which units of the ReLU before the layer count as on, off or unknown at a blur.
 
-        A unit whose state is hidden by noise alone follows the candidate images once the blur is at
-        most 0.3, in units of the spread of the ReLU's inputs. At wider blurs it counts as off,
-        which is nearer to the truth for such units.
+        A unit of unknown state follows the candidate images. If noise alone hides its state, it
+        does so once the blur is at most 0.3, in units of the spread of the ReLU's inputs. At wider
+        blurs it counts as off, which is nearer to the truth for such units.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:

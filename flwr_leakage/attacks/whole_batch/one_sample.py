@@ -74,11 +74,11 @@ class LocalSteps(KnownErrors):
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the numbers that an image (1, C, H, W) predicts for the equations, in one part.
+        """Return a list of one tensor (P,): the numbers that an image (1, C, H, W) predicts.
 
-        The layer is a linear one whose inputs, the features, were recovered. The part (P,) holds
-        the gradients of all parameters before the layer, summed over the local steps, and then the
-        first step's features. Its derivative by the image is that of the first step's term and of
+        The equations set them equal to the observed ones. They are the gradients of all parameters
+        before a linear layer, summed over the local steps, and then the first step's features, the
+        inputs of that layer. Their derivative by the image is that of the first step's term and of
         the later terms that are not taken as constants; it exists if the image requires a gradient.
         ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
         If ``precise``, the pass is in double precision.
@@ -159,8 +159,8 @@ def local_steps(
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations of the image behind several local steps, and their observed values.
 
-    ``likelihood`` is the noise and the bounds of the update's entries, and ``budget`` the CPU time
-    of the search for the steps' errors.
+    ``likelihood`` is the noise and the pruning bounds of the update's entries, and ``budget`` the
+    CPU time of the search for the steps' errors.
 
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics; entries of the last
@@ -250,9 +250,9 @@ def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[
 
 
 SIGNIFICANT_DEVIATIONS = 4.0
-"""A unit is on if its feature exceeds this many of the feature's standard deviations. A residual
-above this many of its deviations shows that the gradient is not that of one sample. Normal noise
-exceeds it once in 30,000 features."""
+"""Number of standard deviations of its error above which a feature shows that its ReLU unit is on,
+and above which a residual shows that the gradient is not that of one sample. Normal noise exceeds
+it once in 30,000 features."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def _behind(
     """Return the equations of an image, once a linear layer's features and error are read.
 
     The second result holds their observed values. ``likelihood`` holds the observed values, noise
-    and bounds of the update's entries.
+    and pruning bounds of the update's entries.
 
     Raises:
         ValueError: the layer's gradient is no outer product, its features are not those of a ReLU

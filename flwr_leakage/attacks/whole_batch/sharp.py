@@ -274,13 +274,13 @@ class Edges:
     def obstacle(self, model: KnownErrors) -> str:
         """Return why steps with a prior of edges do not fit these equations; empty if they do.
 
-        They fit if the equations leave the images open.
+        They fit if there are at most 1.25 equations for each unknown, so that images stay open.
         """
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        # On development draws (no results are kept) these steps lost at 1.4 equations per unknown,
-        # and won at 1.0.
+        # On development draws (no results are kept) images became worse by these steps at 1.4
+        # equations per unknown, and better at 1.0.
         if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""

@@ -30,16 +30,16 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, in large
-steps."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise. Its steps are large."""
 
 FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, in small
-steps."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise. Its steps are small."""
 
 LATE_STAGES = (30.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, for starts
-that are nearly right."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise, for starts that are nearly right."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
 """The name of a start of the search for the errors of local steps; see :func:`_begin`."""
@@ -53,10 +53,10 @@ TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("even", FINE_STAGES, 1.0),
     ("own units", LATE_STAGES, 10.0),
 )
-"""Start, stages, and reach of successive searches. The reach is the scale of the features'
-change from step to step, in units of their size. Searches end in different minima, and only the
-right one explains the sums. On 160 updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors
-are right to 1 % on all but 4."""
+"""Successive searches for local steps' errors: the start, the stages of the assumed noise, and the
+reach, the scale of the features' change from step to step in units of their size. Searches end in
+different minima, and only the right one explains the observed update. On 160 updates of 2, 3 and 5
+steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
@@ -162,7 +162,7 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
     A mixture is a guess of the steps' errors and features. The first one that explains the observed
     sums over steps is taken. If none does, the search continues from the best mixture with two
     neighbouring steps exchanged. Their errors are nearly equal at first, so that the exchange leads
-    to another minimum. ``layer`` is the last one, with which features give errors.
+    to another minimum. ``layer`` gives the errors of training on guessed features.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -185,7 +185,7 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
 
 
 def _better(best: "_Mixture | None", found: "_Mixture | None") -> "_Mixture | None":
-    """Return the mixture of less misfit; the first one if both have the same."""
+    """Return the mixture of less misfit; ``best`` if both have the same. ``None`` is no mixture."""
     if best is None or (found is not None and found.misfit < best.misfit):
         return found
     return best
@@ -499,12 +499,13 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
 
 def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return errors (K, T) of T steps whose features are on in one step each, in order.
+    """Return the errors (K, T) of T steps in order, if each step has a feature of its own.
 
-    The order is the one in which each error follows best from training on the steps before it. A
-    feature's column of the update is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in
-    every error. Divided by that entry, a column is a mean of the steps' errors, each divided
-    likewise. It is an extreme point if the feature is on in one step only. Successive projections
+    Such a feature is zero in all other steps. In the returned order each error follows best from
+    training on the steps before it. A feature's column of the update is ``Σ_t h_t e_t`` with
+    h_t ≥ 0. The label's entry is negative in every error. Divided by that entry, a column is a mean
+    of the steps' errors, each divided by its own label's entry. It is an extreme point of all
+    columns if the feature is nonzero in one step only. Successive projections
     find the extreme points (Gillis and Vavasis 2014), and the bias gives their scales. Columns
     below 1000 times the noise are left out.
 
