@@ -104,7 +104,7 @@ class Evidence:
         """Return the evidence of a problem's update, whose noise is estimated from the update.
 
         ``tolerance`` is the relative squared distance up to which a tensor's gradient counts as
-        equal.
+        equal to the observed one.
         """
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
@@ -116,9 +116,10 @@ class Evidence:
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
         """The equations compared in place of the gradient, and the likelihood of their residuals.
 
-        They remain of the update once features and errors of a layer are known. The pair is
-        ``None`` if the gradient itself is compared. The value is computed when the first candidate
-        is judged, as that takes seconds for a large network.
+        The equations remain of the update once a layer's features (its inputs) and errors (the
+        derivatives of the loss by its outputs) are known. The pair is ``None`` if the gradient
+        itself is compared. It is computed when the first candidate is judged, as that takes seconds
+        for a large network.
         """
         problem = self.problem
         if self.proven is not None or self.prior is None or self.is_noised:
@@ -232,7 +233,7 @@ class Evidence:
     def equations(self) -> float:
         """Number of independent equations by which candidates are compared.
 
-        A tensor counts no more of them than there are unknowns.
+        Each parameter tensor gives at most as many as there are unknowns.
         """
         likelihood = self.likelihood if self.told is None else self.told[1]
         return float(likelihood.independent(self.unknowns).sum())
@@ -350,7 +351,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        # With less weight, a mean gains at most 1 dB, and loses more if the weight is wrong.
+        # With a candidate of less weight, a mean gains at most 1 dB, and loses more if the weight is
+        # wrong.
         if not weight >= 0.3:
             break
         mean = _mean(parts)

@@ -235,7 +235,7 @@ class ClientSamples:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return sentences on why the numbers so far may be wrong; empty if there is no doubt."""
+        """Return sentences on why the scores so far may be wrong; empty if there is no doubt."""
         second = self._model.second
         if second is None or not second.unchecked:
             return ()

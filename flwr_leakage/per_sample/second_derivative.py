@@ -33,9 +33,10 @@ class SecondDerivative:
     """The result of a check of a model's second derivatives.
 
     Attributes:
-        fault: the reason why they are wrong, in words; empty if they are right.
-        one_by_one: the reason why they are computed by plain autograd; empty if they are not.
-        unchecked: the reason why they could not be checked; empty if they were.
+        fault: the reason why the derivatives are wrong, in words; empty if they are right.
+        one_by_one: the reason why the derivatives are computed by plain autograd, one sample at a
+            time; empty if they are not.
+        unchecked: the reason why the derivatives could not be checked; empty if they were.
     """
 
     fault: str = ""

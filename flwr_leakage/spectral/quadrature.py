@@ -14,7 +14,8 @@ from flwr_leakage.spectral.bidiagonal import Bidiagonal
 from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
-"""A map from eigenvalues (S, k) and λmax (S, 1) to values (S, k)."""
+"""A map from k eigenvalues of AᵀA for each of S matrices A (S, k), and the largest one λmax (S, 1),
+to values (S, k)."""
 
 CONFIDENCE = 0.99
 """Probability that a trace's error from random sampling lies within its error bar."""

@@ -60,10 +60,10 @@ default the blur falls by more than that in two steps."""
 class GaussNewton(OneByOne):
     """An attack by Gauss–Newton, in which the prior's weight and the blur of ReLUs fall.
 
-    The attack takes any network, any batch whose labels are known or inferred, several local steps,
-    sums of clients and several rounds, noise, and pruning. It solves all samples jointly. There may
-    be several runs. The result is the end of the run with the least energy, −2 log posterior up to
-    a constant.
+    The blur averages ReLUs and max pooling over noise in their inputs. The attack takes any
+    network, any batch whose labels are known or inferred, several local steps, sums of clients and
+    several rounds, noise, and pruning. It solves all samples jointly. There may be several runs.
+    The result is the end of the run with the least energy, −2 log posterior up to a constant.
 
     Attributes:
         annealings: settings of the runs, at least one. Each run begins at grey images.

@@ -278,7 +278,7 @@ class Anatomy:
         """Return the tables, layers and attention of a problem's model.
 
         Raises:
-            ValueError: the ids look up no table of the model.
+            ValueError: the token ids are no indices into an embedding table of the model.
         """
         spec = problem.spec
         first = 1 if spec.padding == 0 else 0
@@ -351,7 +351,7 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The trained linear layers that take the first attention's outputs; ``None`` if none do."""
+        """The trained layers that take the first attention's outputs; ``None`` if none do."""
         return next(iter(self.deep), None)
 
     @property

@@ -19,8 +19,9 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.text.anatomy import Anatomy, Attention, Site, Span
 
 NEAR = 1e-3
-"""Distance from a span up to which a vector counts as inside during the search. True vectors of a
-float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
+"""Relative distance of a vector from the row space of a layer's gradient up to which the search for
+texts takes it for an input of the layer. True inputs had 1e-6 at most with a float32 gradient, and
+the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
 ROUGH = 0.5
 """Largest :attr:`Span.error` of a span that is used to recognise texts. The relative distance of
@@ -28,8 +29,9 @@ private vectors from a span was at most a hundredth of this error (width 192, on
 and 0.01, parameters sent in float32)."""
 
 FAINT = 1e-5
-"""Share of a token at a position up to which the token is left out when the attention's outputs are
-computed. A hundred tokens that are left out change an output by at most ``NEAR``."""
+"""Share of a token at a position, in the search of :class:`Relaxation`, up to which the token is
+left out when the attention's outputs are computed. A hundred tokens that are left out change an
+output by at most ``NEAR``."""
 
 PRIOR = 4.0
 """Logit with which the search begins for a pair of token and position to which the gradients of the

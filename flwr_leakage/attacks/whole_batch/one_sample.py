@@ -198,7 +198,8 @@ def local_steps(
         budget,
     )
     passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec), True)
-    # The limit is wide, as an error of the mixture of steps affects all features alike.
+    # A feature counts as on only above ten of its deviations, as an error in the separation of the
+    # steps affects all features alike.
     on = above_noise(steps.features, steps.deviations)
     moved, errors = problem.params[weight], []
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
