@@ -351,7 +351,7 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        # With a candidate of less weight, a mean gains at most 1 dB, and loses more if the weight is
+        # By a candidate of less weight, a mean gains at most 1 dB, and loses more if the weight is
         # wrong.
         if not weight >= 0.3:
             break

@@ -112,7 +112,7 @@ def _version(module: str) -> str:
         return root
     package = sys.modules.get(root)
     places = Path(getattr(package, "__file__", None) or "").parts
-    # The code of a package in other folders may have been edited.
+    # The code of a package in other folders may have been edited under the same version.
     installed = {"site-packages", "dist-packages"} & {*places}
     return f"{root} {vars(package).get('__version__')}" if package and installed else ""
 

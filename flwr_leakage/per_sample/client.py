@@ -36,8 +36,8 @@ used."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Number of samples among which the one of which the model is least sure is sought. The model's
-second derivatives are checked on that one."""
+"""Largest number of samples of which one is chosen to check the model's second derivatives on. It
+is the sample of which the model is least sure."""
 _GRAPH_COPIES = 12
 """Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
 gradient."""

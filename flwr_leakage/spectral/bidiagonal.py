@@ -61,7 +61,9 @@ class Bidiagonal(Process):
 
     @property
     def exhausted(self) -> Tensor:
-        """Return booleans (S,), true where the Krylov space is exhausted: steps change nothing."""
+        """Return booleans (S,), true for matrices whose Krylov space is exhausted, so that further
+        steps change nothing.
+        """
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:

@@ -281,7 +281,7 @@ class _Equations:
 
 @dataclass
 class _Run:
-    """The steps from one start, until they converge or make no progress.
+    """The Gauss–Newton steps from one start, until they converge or make no progress.
 
     Attributes:
         equations: the gradient, the likelihood and the prior of the images.

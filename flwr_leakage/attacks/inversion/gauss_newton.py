@@ -397,7 +397,7 @@ class Rewriting(Protocol):
 
     Attributes:
         purpose: the name of the equations, for messages.
-        annealings: settings of the runs, each of which begins at grey images.
+        annealings: settings of the runs of Gauss–Newton, each of which begins at grey images.
         products: approximate largest number of products with the equations' Jacobian or its
             transpose in a run.
         settling: the additional steps that follow the best runs.

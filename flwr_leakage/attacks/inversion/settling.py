@@ -7,10 +7,10 @@ equations, solved to first order, leave a normal posterior of the images. Draws 
 the input of each unit may still move. A unit whose sign is certain keeps its kink, and a doubtful
 unit is averaged over both masks. A wrong mask spoils the equations of its own unit only. So the
 variance of the equations' errors is read from the residual, kernel by kernel and feature by
-feature, and the other equations keep their weight. Blur and variances fall with the residual. The
-prior decides about the directions of the images that the equations leave open: first that of the
-run, and once an image shows its kinds of patches,
-:class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
+feature, and the other equations keep their weight. Blur and variances fall with the residual. A
+prior decides about the directions of the images that the equations leave open. It is the run's
+normal prior at first, and later :class:`flwr_leakage.spectral.patch_prior.PatchPrior`, as the
+kinds of patches (flat, smooth, textured or with an edge) are then seen in the images.
 """
 
 import math
@@ -32,11 +32,11 @@ from flwr_leakage.values import require
 
 @dataclass(frozen=True)
 class Settling:
-    """The additional steps after a run for one image, which blur each ReLU unit on its own.
+    """The additional steps after a run of Gauss–Newton for one image, which blur each ReLU unit.
 
-    Each step draws an image from the posterior. A blur is given in posterior deviations, the
-    standard deviation that a unit's input has over such draws. If a budget does not allow all
-    products, each step takes fewer.
+    The blur averages a ReLU over noise in its input. Each step draws an image from the posterior. A
+    blur is given in posterior deviations, the standard deviation that a unit's input has over such
+    draws. If a budget does not allow all products, each step takes fewer.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 a run ends without them.
@@ -214,8 +214,8 @@ class Doubts:
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
         """Return the blurred equations linearised at coordinates (B, C, H, W), and two solvers.
 
-        The solvers are that of a step and that of a draw. The result is ``None`` if ``solvers``
-        ends the descent.
+        One solves for the next step, and one for a draw from the posterior. The result is ``None``
+        if ``solvers`` ends the descent.
         """
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)

@@ -57,7 +57,7 @@ def class_counts(
     Each count first gets its whole part. The samples that are left go to the largest remainders.
 
     If there are at most as many possible classes as samples, each of these classes gets one sample
-    first. This is not done if a class without samples may often seem possible
+    first. None gets one first if a class without samples may often seem possible
     (:func:`chance_by_signs`), or if whole counts already explain the gradient.
 
     Args:

@@ -241,9 +241,9 @@ class _Equations:
     """The equations for the features of a sample behind a last layer's gradient, given its label.
 
     The gradient ``[∂L/∂W, ∂L/∂c]`` by the layer's weight and bias, of rank b, is ``U [R, β]``, with
-    U (K, b), R (b, F) and β (b,). The features are t R, with the sample's dual t (b,). This is
-    ``t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the error of the
-    sample's logits lies in the span of U.
+    U (K, b), R (b, F) and β (b,). The features are t R, with the sample's dual t (b,). The dual is
+    ``t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the sample's error,
+    the derivative of the loss by its logits, lies in the span of U.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.

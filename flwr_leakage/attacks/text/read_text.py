@@ -56,8 +56,8 @@ class ReadText(OneByOne):
 
     Texts are *replay-certified* under two conditions, each up to float32 rounding: their own
     gradient is the observed one, and all their vectors lie in the spans and have the spans' rank
-    (or, for the tables, all coefficients are 1). That is no proof in logic. The order of the texts,
-    padding, and tokens with equal embeddings remain open.
+    (or, for the tables, all coefficients are 1). A certificate is no proof in logic. The order of
+    the texts, padding, and tokens with equal embeddings remain open.
 
     ``stats["tokens"]`` holds the named tokens, even if no text was placed. ``stats["named"]``,
     ``placed``, ``texts``, ``certified`` and ``replay`` say how far the attack came.
@@ -384,8 +384,8 @@ def _with_last_tokens(
     The error p − y of the last prediction, with the one-hot y of the token, follows from the
     gradient of the last layer's weight W and the pseudoinverse F⁺ of its N inputs. If the last
     layer is also the embedding table, its rows also hold the gradients of the inputs. A replay of a
-    guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is repeated
-    with the tokens found.
+    guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. The replay is
+    repeated with the tokens found.
 
     The texts (B, T) are filled up with padding; ``lengths`` are their numbers of known tokens. The
     last layer, ``head``, is ``None`` if it is frozen. ``hidden`` are tokens whose rows of its

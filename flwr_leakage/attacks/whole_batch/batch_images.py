@@ -115,7 +115,7 @@ class BatchImages(OneByOne):
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
-        """Return the settings of the final steps and "", or None and the reasons against them.
+        """Return the settings of the steps after Gauss–Newton and "", or None and why none follow.
 
         Sharpening needs two equations for each unknown, and edges at most 1.25, so that no batch
         takes both.

@@ -72,7 +72,8 @@ class FeaturePass:
         """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
 
         The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show whether it
-        is possible: with zeros for negative entries, the inputs must be those with the ReLU.
+        is possible: the layer's inputs without the ReLU, with zeros in place of negative entries,
+        must equal those with the ReLU.
         """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)

@@ -183,7 +183,7 @@ def local_steps(
         raise ValueError("entries of the last layer were pruned, which hides its local steps.")
     targets = problem.known_targets
     if targets is None:
-        # Only the label's error is negative, in every step.
+        # The errors of every step have one negative entry, that of the label.
         targets = slope.argmin()[None]
     if not targets.is_floating_point():
         targets = F.one_hot(targets, len(slope))

@@ -62,10 +62,10 @@ kept."""
 
 @dataclass(frozen=True)
 class Sharpening:
-    """The settings of the final steps of a batch whose equations determine its images.
+    """The settings of the final Gauss–Newton steps for a batch whose equations determine its images.
 
     In these steps each ReLU is averaged over noise with the posterior standard deviation of its own
-    input, until the states of all units are settled.
+    input, until it is settled which units are on.
 
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
@@ -253,7 +253,7 @@ def _normal_matrix(
 
 @dataclass(frozen=True)
 class Edges:
-    """The settings of final steps for a batch with too few equations, with a prior of edges.
+    """The settings of final Gauss–Newton steps, with a prior of edges, if equations are too few.
 
     That prior penalises large differences of neighbouring pixels less than a normal prior does. The
     images of these steps are kept if they lower :meth:`energy`, −2 log posterior.

@@ -64,9 +64,9 @@ give by the softmax. The unit is the noise of an entry of the last layer's chang
 root mean square of its entries. The value was chosen on development draws; no results are kept."""
 
 SOLVED_MISFIT = 4.0
-"""Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
-no further start is tried. It is the sum of two mean squares, each of which is at most 1 by noise
-alone; the limit is twice that sum."""
+"""Largest misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features at
+which no further start is tried. A misfit is the sum of two mean squares, each of which is at most 1
+by noise alone. The limit is twice that sum."""
 
 
 @dataclass(frozen=True)
