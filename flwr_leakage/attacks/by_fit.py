@@ -19,8 +19,9 @@ BEYOND_BOX = 0.01
 root mean square error of an image at 40 dB."""
 
 LEAST_TIME = 0.05
-"""Least share of the time that all remaining tries of normalisations may take together, however
-long the earlier tries took. The value was chosen on development draws; no results are kept."""
+"""Least share of the allowed CPU seconds that all remaining tries of normalisations may take
+together, however long the earlier tries took. The value was chosen on development draws; no results
+are kept."""
 
 GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "

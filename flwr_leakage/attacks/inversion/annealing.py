@@ -78,8 +78,8 @@ class Equations(Protocol):
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images with an assumed contrast.
 
-        The numbers that the equations predict stay the same. If these numbers determine the images'
-        contrast, the coordinates are returned as they are.
+        Contrast is a factor of the network's input. The numbers that the equations predict stay the
+        same. If they determine the contrast, the coordinates are returned as they are.
         """
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:

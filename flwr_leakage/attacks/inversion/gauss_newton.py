@@ -173,7 +173,7 @@ class GaussNewton(OneByOne):
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
             # The budget may have ended the fit of the gradient early, far from the observed
-            # gradient.
+            # gradient, so that less energy alone is not enough.
             is_nearer = self.both or found[0].distance < best.distance
             if next(energies) < next(energies) and is_nearer:
                 best, fitted = found[0], "the gradient, which is the likelier fit"
@@ -469,8 +469,9 @@ class _Model:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the same images with an assumed contrast.
 
-        If the gradient does not depend on the images' contrast, the largest one is assumed at which
-        pixels are valid. Otherwise the coordinates are returned as they are.
+        Contrast is a factor of the network's input. If the gradient does not depend on it, the
+        largest one is assumed at which pixels are valid. Otherwise the coordinates are returned as
+        they are.
         """
         return self.contrast.gauged(self.prior, coordinates)
 

@@ -278,7 +278,8 @@ def _answer(
     if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
     # A single gradient is replayed in single precision, as the client computed it, in half the
-    # time. Several steps change parameters by a difference of near numbers, which needs double.
+    # time. The change by several steps is a difference of near numbers, which needs double
+    # precision.
     like = problem.to(torch.float32) if problem.is_single_gradient else problem
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"

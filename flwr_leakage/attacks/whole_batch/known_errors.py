@@ -167,7 +167,8 @@ class KnownErrors:
         """Return coordinates of images that meet the same equations, with the largest contrast.
 
         Coordinates under the prior have the shape (B, C, H, W). They change only if the equations
-        leave the images' contrast open; then pixels just reach the ends of their range.
+        leave the contrast, a factor of the network's input, open. Then pixels just reach the ends
+        of their range.
         """
         return self.passed.contrast.gauged(self.prior, coordinates)
 

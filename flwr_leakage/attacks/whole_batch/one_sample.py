@@ -224,10 +224,10 @@ def local_steps(
 def _sloped(steps: StepErrors) -> list[bool]:
     """Return for each local step after the first whether its term must be differentiated.
 
-    The term is the step's gradient of the parameters before the layer. It must be differentiated if
-    the step's features differ from the first step's by more than 0.5 of these, and the error of its
-    logits is at least 0.1 of the first step's. Both limits were chosen on development draws; no
-    table of results is kept.
+    The term is the step's gradient of the parameters before the last layer, whose inputs are the
+    features. It must be differentiated if the step's features differ from the first step's by more
+    than 0.5 of these, and the error of its logits is at least 0.1 of the first step's. Both limits
+    were chosen on development draws; no table of results is kept.
     """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]

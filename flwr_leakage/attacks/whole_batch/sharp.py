@@ -62,7 +62,7 @@ kept."""
 
 @dataclass(frozen=True)
 class Sharpening:
-    """The settings of the final Gauss–Newton steps for a batch whose equations determine its images.
+    """The settings of final Gauss–Newton steps for a batch whose equations determine its images.
 
     In these steps each ReLU is averaged over noise with the posterior standard deviation of its own
     input, until it is settled which units are on.
