@@ -200,4 +200,4 @@ def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
 
 
 Continuation = Finish | Denoising
-"""An attack that continues from a candidate of another attack."""
+"""An attack that continues from a batch that another attack found."""

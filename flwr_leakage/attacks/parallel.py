@@ -191,7 +191,7 @@ class Parallel:
         return [result for found in results if found is not None for result in found]
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
-        """Return the chunks of a job, each as a list of the indices of its observations."""
+        """Return the chunks into which a job is split, as lists of indices of its observations."""
         indices = torch.arange(len(job.observations))
         return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 

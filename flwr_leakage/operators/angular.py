@@ -43,7 +43,7 @@ class AngularJacobian(LinearOperator):
         """(S,) ‖Jĝ‖/‖g‖: the norm of the part that the projection I − ĝĝᵀ removes from A/‖g‖."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of the S maps; see ``LinearOperator``."""
+        """Return the operator of those of the S maps with the indices ``rows``, ascending."""
         narrowed = copy.copy(self)
         narrowed.num_blocks = len(rows)
         narrowed._jacobian = self._jacobian.narrow(rows)

@@ -72,17 +72,20 @@ class LinearOperator(ABC):
     def _rmatvec(self, vectors: Tensor) -> Tensor: ...
 
     def matvec(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Return the product A_s v_s of each map with its row of ``vectors``."""
+        """Return the product A_s v_s for each map A_s and its row v_s of ``vectors``."""
         self._count(vectors, self.num_inputs)
         return self._matvec(vectors)
 
     def rmatvec(self, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S N"]:
-        """Return the product A_sᵀ u_s of each map's transpose with its row of ``vectors``."""
+        """Return the product A_sᵀ u_s for each map A_s and its row u_s of ``vectors``."""
         self._count(vectors, self.num_outputs)
         return self._rmatvec(vectors)
 
     def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
-        """Return A_sᵀ A_s v_s for every s, which papers write as JJᵀv; it takes two products."""
+        """Return A_sᵀ A_s v_s for each map A_s and its row v_s of ``vectors``, by two products.
+
+        Papers write JJᵀv for it.
+        """
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
@@ -94,7 +97,7 @@ class LinearOperator(ABC):
         return _Rows(self, rows)
 
     def to_dense(self) -> Float[Tensor, "S P N"]:
-        """Return every A_s as a matrix (P, N), computed by N products."""
+        """Return every map A_s as a matrix (P, N), computed by N products."""
         dense = torch.empty(
             self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
         )

@@ -87,7 +87,7 @@ class FunctionJacobian(LinearOperator):
 
 
 def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, whose graph is kept for many calls."""
+    """Return F(x) at a point x, and u ↦ (∂F/∂x)ᵀu, whose graph is kept for many calls."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
 

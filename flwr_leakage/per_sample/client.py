@@ -344,7 +344,9 @@ def _problem(
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
-    """Raise ``ValueError`` if the model cannot be scored on these samples."""
+    """Raise ``ValueError`` if no score can be computed of the samples in ``batch``, such as for
+    targets that are no classes of the model.
+    """
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
         on_embeddings(gradient_map, exposure)  # raises an error with the reason

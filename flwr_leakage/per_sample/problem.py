@@ -71,7 +71,7 @@ class SampleProblem:
 
     @property
     def inputs(self) -> Float[Tensor, "S N"]:
-        """Return the samples' inputs x as flat rows."""
+        """Return the samples' inputs x as flat rows (S, N)."""
         return self.samples.inputs
 
     @property
@@ -101,7 +101,9 @@ class SampleProblem:
 
     @cached_property
     def differentiable(self) -> Samples:
-        """Return the samples, differentiated by plain autograd if ``torch.func`` is wrong."""
+        """Return the samples, differentiated by plain autograd if the second derivatives of
+        ``torch.func`` are wrong.
+        """
         reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:

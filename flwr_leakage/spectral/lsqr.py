@@ -193,7 +193,9 @@ class _Projected:
     top: Float[Tensor, " S"]
 
     def converged(self, tolerance: float) -> Bool[Tensor, "S E"]:
-        """Return whether the relative error of each norm ‖x‖ is within the tolerance."""
+        """Return for each solution x whether the relative error of its norm is within the
+        tolerance.
+        """
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:

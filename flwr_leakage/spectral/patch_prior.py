@@ -41,7 +41,7 @@ SMOOTHNESS = 1.5
 of :data:`EXTENTS`. With 1, likely patches are rough, with 2 smooth."""
 
 PIXEL_ROUNDING = 1 / 255**2 / 12
-"""Variance of the rounding of each pixel in an image of 8 bits."""
+"""Variance of the rounding error of a pixel in [0, 1] of an image of 8 bits."""
 
 
 @dataclass(frozen=True)

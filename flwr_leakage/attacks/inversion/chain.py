@@ -606,7 +606,9 @@ class _Reached:
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """Return the same layer with errors (n, B), the derivatives ∂F/∂z by its outputs z."""
+        """Return the same layer with errors (n, B), the derivatives ∂F/∂z of a loss F by its
+        outputs z.
+        """
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:

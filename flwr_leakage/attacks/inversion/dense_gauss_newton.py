@@ -360,7 +360,10 @@ class _Run:
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the latest step, whose outcome is ``at``, and return whether the run ends here."""
+        """Count the latest Gauss–Newton step, and return whether the run ends after it.
+
+        ``at`` is the outcome of the step.
+        """
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)

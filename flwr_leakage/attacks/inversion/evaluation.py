@@ -76,7 +76,9 @@ class Rows:
 
     @classmethod
     def joined(cls, chunk: "Sequence[Rows]") -> "Rows":
-        """Return the rows of several observations of equal shape and schedule as one object."""
+        """Return the candidate batches for several observations of equal shape and schedule as one
+        object.
+        """
         return replace(
             chunk[0],
             indices=[index for rows in chunk for index in rows.indices],

@@ -71,7 +71,9 @@ class Jacobian:
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """Return the pseudo-gradients g(x) (P,) of all rounds, latest first, at x (B, C, H, W)."""
+        """Return the pseudo-gradients (P,) of all rounds, the latest first, that samples with the
+        given inputs (B, C, H, W) would cause.
+        """
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(

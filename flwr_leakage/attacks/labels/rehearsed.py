@@ -115,7 +115,7 @@ r > 0.
 """
 
 BIASED = tuple(METHODS)[:3]
-"""The names of the methods that need a trained bias of the logits."""
+"""The names of those of the :data:`METHODS` that need a trained bias of the logits."""
 
 REPLAY = "replay of the last layer"
 """The name of the method by which :class:`ClassCounts` infers class frequencies: it replays the
@@ -419,7 +419,9 @@ def rehearse(
 
 
 def _head(problem: Problem) -> str:
-    """Return the name of the last layer's trained weight; empty if no layer gives the logits."""
+    """Return the name of the last layer's weight; empty if it is frozen, or no layer gives the
+    logits.
+    """
     try:
         name = find_last_layer(problem).weight
     except ValueError:

@@ -123,9 +123,10 @@ class _Factored:
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor ``JᵀJ + σ d̄ I`` again if the shift σ differs by more than a factor of 30.
+        """Factor ``JᵀJ + σ d̄ I`` again if the shift σ differs from the present one by more than a
+        factor of 30.
 
-        d̄ is the mean of JᵀJ's diagonal.
+        J is the derivative of a problem's residuals, and d̄ the mean of JᵀJ's diagonal.
         """
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)

@@ -341,12 +341,13 @@ class Relaxation:
     def _rounded(
         self, spans: Spans, parts: list[Tensor], shares: Float[Tensor, "T more"], place: int
     ) -> Int[Tensor, " t"] | None:
-        """Return the text of the largest shares, or ``None`` if its vectors leave the spans.
+        """Return the text of the largest shares; ``None`` if its vectors leave the spans.
 
         The spans are the row spaces of gradients of the layers behind the first attention. If some
-        vectors leave them, other likely tokens are tried at each position first. The text must
-        reach the position ``place``. ``parts`` are the first attention's queries, keys and values,
-        each (U, T, heads, h). ``shares`` are those of tokens and padding at each position.
+        vectors leave them, other likely tokens are tried at each position first. The result is also
+        ``None`` if the text ends before the position ``place``. ``parts`` are the first attention's
+        queries, keys and values, each (U, T, heads, h). ``shares`` are those of tokens and padding
+        at each position.
         """
         text = _likeliest(shares, place)
         if text is None:

@@ -26,7 +26,8 @@ from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import token_inputs
 
 FALSE_ALARM = 1e-3
-"""Largest probability that noise alone makes any row of a table count as that of a token."""
+"""Largest probability that noise alone makes any row of an embedding table's gradient count as that
+of a token."""
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:

@@ -84,11 +84,15 @@ class FeaturePass:
         return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Return the features c(x) (B, n) of images x, differentiable in x and parameters."""
+        """Return a linear layer's inputs c(x) (B, n) for images x, differentiable by x and
+        parameters.
+        """
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return the features c(x) (B, n) of images x, and the number of ReLUs in the pass."""
+        """Return a linear layer's inputs c(x) (B, n) for images x, and the number of ReLUs before
+        the layer.
+        """
         relus = 0
 
         def answer(op: Op, run: Run) -> Tensor:
@@ -194,7 +198,9 @@ class KnownErrors:
 
     @property
     def num_equations(self) -> int:
-        """Number of equations: the entries of the gradients, and the features that are not zero."""
+        """Number of equations of the images: the entries of the gradients of parameters before a
+        linear layer, and the layer's inputs that are not zero.
+        """
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known.values != 0).sum())
 
@@ -223,7 +229,7 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and max pooling before the layer, then the layer's own.
+        """Return the inputs of every ReLU and max pooling before a linear layer, and the layer's.
 
         There is one tensor for each call, in their order, for images (B, C, H, W). The last one
         holds the layer's inputs (B, n) before the ReLU that is left out.
@@ -274,9 +280,9 @@ class KnownErrors:
     def _top(self, outputs: Tensor, blur: float) -> Top:
         """Return the functional whose gradients the client sends, and the observed features.
 
-        Both are functions of the layer's inputs c (n, B), before the ReLU that is left out. The
-        result holds the features and derivatives of both by c; see :class:`Top`. The blur's width
-        is in units of the spread of c; 0 for none.
+        Both are functions of a linear layer's inputs c (n, B), before the ReLU that is left out.
+        The result holds the features and derivatives of both by c; see :class:`Top`. The blur's
+        width is in units of the spread of c; 0 for none.
         """
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
@@ -290,7 +296,7 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return which units of the ReLU before the layer count as on, off or unknown at a blur.
+        """Return which units of the ReLU before a linear layer count as on, off or unknown.
 
         A unit of unknown state follows the candidate images. If noise alone hides its state, it
         does so once the blur is at most 0.3, in units of the spread of the ReLU's inputs. At wider

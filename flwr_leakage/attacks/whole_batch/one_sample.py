@@ -55,8 +55,8 @@ from flwr_leakage.values import require
 class LocalSteps(KnownErrors):
     """The gradients of all local steps before a linear layer, and the first step's features.
 
-    They are equations of the image. T local steps were taken on one sample (B = 1), and n features
-    are the inputs of the layer.
+    They are equations of the image. T local steps were taken on one sample (B = 1). The n features
+    are the inputs of the linear layer.
 
     Attributes:
         later: (t, B, n) the derivatives δ of the loss by the features in the t ≤ T − 1 steps after
@@ -128,8 +128,8 @@ class LocalSteps(KnownErrors):
     def _moved(self, params: Params, gradients: Tensor) -> Params:
         """Return the parameters after one local step of gradient descent.
 
-        ``gradients`` (P,) are those of the parameters before the layer, and then the features,
-        which are not used.
+        ``gradients`` (P,) are those of the parameters before the last layer, and then that layer's
+        inputs, which are not used.
         """
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:

@@ -405,7 +405,10 @@ class _Mixture:
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of each residual (row) by each entry of the mixing matrix A."""
+        """Return the derivative of each of R residuals by each of r T entries of the mixing matrix.
+
+        The result is (R, r T), and the mixing matrix (r, T).
+        """
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
