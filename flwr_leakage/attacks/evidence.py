@@ -59,9 +59,9 @@ class Evidence:
 
     with ``q = m / σ_t²``, where m is the mean square of r over the P_t entries of tensor t, or over
     the P_g entries of group g. A group g is a kernel, or a column of a matrix
-    (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been
-    pruned count by their excess over the pruning threshold. The noise σ is estimated from the
-    update itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
+    (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been pruned
+    count by their excess over the pruning threshold. The noise σ is estimated from the update
+    itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`). s_ik are the n_k
     coordinates of image i in ring k: coordinates of one mean or difference of the colours, at
     frequencies of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
@@ -333,11 +333,11 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     candidate is left out if its labels differ from those of the first, or if its gradient is
     farther from the update than a zero gradient.
 
-    It is also left out if it raises the mean's energy: around one solution the energy is convex,
-    and between two solutions it has a maximum. But energies do not always show which of two
-    candidates is better, and with independent errors their mean is better than both if their
-    squared errors differ by a factor below three. So the mean may have somewhat more energy than
-    the first candidate, unless energies are precise: the residual is mostly noise, or both
+    It is also left out if it raises the mean's energy, −2 log posterior: around one solution the
+    energy is convex, and between two solutions it has a maximum. But energies do not always show
+    which of two candidates is better, and with independent errors their mean is better than both if
+    their squared errors differ by a factor below three. So the mean may have somewhat more energy
+    than the first candidate, unless energies are precise: the residual is mostly noise, or both
     candidates are close to each other.
 
     The result is ``None`` if nothing can be added to the most likely candidate, or if the update is

@@ -119,8 +119,8 @@ class PatchCost:
 
     u_n is patch n of N, with D numbers. k(n) is its kind, a component of the mixture in
     :class:`PatchPrior`, and ``W_kᵀ W_k`` the inverse covariance of kind k. As each pixel lies in
-    several patches, λ is the number of an image's values divided by that of all its patches, N D.
-    A product costs ``N D²`` multiplications for each image.
+    several patches, λ is the number of an image's values divided by that of all its patches, N D. A
+    product costs ``N D²`` multiplications for each image.
     """
 
     def __init__(

@@ -313,8 +313,9 @@ class GaussNewton(OneByOne):
     ) -> "tuple[_Model, int, int, int]":
         """Change one label after another as long as short runs then end at less energy.
 
-        ``model`` is the gradient as equations, under the inferred labels, and ``likelihood`` the
-        observed one with its noise. Runs start at coordinates (B, C, H, W); ``None`` for grey.
+        Energy is −2 log posterior up to a constant. ``model`` is the gradient as equations, under
+        the inferred labels, and ``likelihood`` the observed one with its noise. Runs start at
+        coordinates (B, C, H, W); ``None`` for grey.
 
         Returns:
             The equations under the best labels; the number of changes that were kept; and the
@@ -483,7 +484,7 @@ class _Model:
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the gradient at images (B, C, H, W), and products with its Jacobian, in float32.
 
-        ``blur`` is β, the size of the blur of ReLUs and max pooling.
+        ``blur`` is β, the size of the noise over which ReLUs and max pooling are averaged.
         """
         return Linearization(partial(self._parts, blur=blur), inputs)
 
@@ -507,16 +508,16 @@ class _Model:
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the pseudo-gradient g(x; β) (P,) of all rounds, one after another.
 
-        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
-        ``precise``, it is computed in float64, else in float32.
+        x are images (B, C, H, W), and β is the size of the noise over which ReLUs and max pooling
+        are averaged. If ``precise``, the result is computed in float64, else in float32.
         """
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter.
 
-        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
-        ``precise``, it is computed in float64, else in float32.
+        x are images (B, C, H, W), and β is the size of the noise over which ReLUs and max pooling
+        are averaged. If ``precise``, the result is computed in float64, else in float32.
         """
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets

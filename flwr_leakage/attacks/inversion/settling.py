@@ -9,8 +9,8 @@ unit is averaged over both masks. A wrong mask spoils the equations of its own u
 variance of the equations' errors is read from the residual, kernel by kernel and feature by
 feature, and the other equations keep their weight. Blur and variances fall with the residual. A
 prior decides about the directions of the images that the equations leave open. It is the run's
-normal prior at first, and later :class:`flwr_leakage.spectral.patch_prior.PatchPrior`, as the
-kinds of patches (flat, smooth, textured or with an edge) are then seen in the images.
+normal prior at first, and later :class:`flwr_leakage.spectral.patch_prior.PatchPrior`, as the kinds
+of patches (flat, smooth, textured or with an edge) are then seen in the images.
 """
 
 import math

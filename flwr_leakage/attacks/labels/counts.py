@@ -28,8 +28,8 @@ of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
 """Largest probability that :func:`possible_classes` marks a class without samples as possible, at
-which each possible class is given a sample. For 10 classes, B = 6 samples have a lower one. At
-B = 8, with 98 %, fewer labels were right with this rule than without it (four trained networks,
+which each possible class is given a sample. For 10 classes, B = 6 samples have a lower one. At B =
+8, with 98 %, fewer labels were right with this rule than without it (four trained networks,
 development images; no results are kept)."""
 
 EXPLAINED = 0.25

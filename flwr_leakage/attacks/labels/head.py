@@ -78,7 +78,8 @@ class HeadSamples:
         weight: the name of the last layer's weight.
         factor: the factors ``U [R, β]`` of the layer's gradient, of rank b.
         labels: (k,) classes of the k ≤ b samples found.
-        duals: (k, b) the vectors t of these samples; a sample's features are ``t R``.
+        duals: (k, b) the vectors t of these samples; a sample's features, its inputs of the layer,
+            are ``t R``.
         errors: (k, K) derivatives of the batch's mean loss by these samples' logits.
     """
 
@@ -118,10 +119,10 @@ class HeadSamples:
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
-    The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
-    rows of R their features. A returned sample has features t R and an error U q, with its dual t
-    (b,) and coordinates q (b,). Up to rounding and noise, its features and label predict its error,
-    and t·q = 1.
+    The gradient is ``U [R, β]``. The columns of U span the errors of all samples, the derivatives
+    of the loss by the logits, and the rows of R their features, the layer's inputs. A returned
+    sample has features t R and an error U q, with its dual t (b,) and coordinates q (b,). Up to
+    rounding and noise, its features and label predict its error, and t·q = 1.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its

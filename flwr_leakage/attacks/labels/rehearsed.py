@@ -296,8 +296,8 @@ class Rehearsals:
         """Return the size s ≤ 1 of a client's update G in the last layer, without its noise.
 
         It is relative to the rehearsals' updates R: ``s² = (‖G‖² − dσ²) / mean ‖R‖²`` for d entries
-        with noise σ. The numerator is at least the standard deviation √(2d) σ² of the noise's
-        energy.
+        with noise σ. The numerator is at least √(2d) σ², the standard deviation of the noise's
+        squared norm.
         """
         released, rate = problem.gradient[self.head].double(), problem.schedule.learning_rate
         energies = [float(each.delta[self.head].double().square().sum()) for each in self.made]

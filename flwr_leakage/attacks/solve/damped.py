@@ -17,9 +17,9 @@ the normal matrix is computed anew for the next step. The second is the largest;
 matrix is computed anew for the same step, which costs as much as about 60 iterations."""
 
 LEAST_SHIFT = 1e-5
-"""Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of
-its diagonal. Rounding moves eigenvalues of a matrix of n rows in single precision by about √n
-2⁻²⁴, 4e-6 for 5,000 rows, and could make JᵀJ indefinite."""
+"""Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of its
+diagonal. Rounding moves eigenvalues of a matrix of n rows in single precision by about √n 2⁻²⁴,
+4e-6 for 5,000 rows, and could make JᵀJ indefinite."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,8 @@ class KnownErrors:
     def in_order(self, inputs: Tensor) -> Tensor:
         """Return images (B, C, H, W) in the order in which their features match the recovered ones.
 
-        This order has the least sum of squared distances between features.
+        Features are a linear layer's inputs. The order has the least sum of squared distances
+        between them.
         """
         known = self.known.values
         if len(known) == 1:
@@ -268,7 +269,7 @@ class KnownErrors:
 
         The numbers are those of :meth:`gradient`: gradients, and then features. Images have the
         shape (B, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
-        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        poolings are averaged over noise of ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -311,9 +312,9 @@ class KnownErrors:
         """Return the numbers (P,) that images (B, C, H, W) predict for the equations.
 
         They are the gradients of all parameters before a linear layer whose inputs were recovered,
-        and then these inputs, the features. ReLUs and max poolings are blurred by ``blur`` times
-        the spread of their inputs; 0 for none. If ``precise``, the pass is in double precision,
-        else in single precision.
+        and then these inputs, the features. ReLUs and max poolings are averaged over noise of
+        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, the pass is in double
+        precision, else in single precision.
         """
         return torch.cat(self.parts(inputs, blur, precise))
 
@@ -322,8 +323,9 @@ class KnownErrors:
 
         The equations set them equal to the observed ones. They are the gradient of each parameter
         before a linear layer whose inputs were recovered, and last these inputs, the features. They
-        are differentiable if the images require a gradient. ReLUs and max poolings are blurred by
-        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is in float64.
+        are differentiable if the images require a gradient. ReLUs and max poolings are averaged
+        over noise of ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is
+        in float64.
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32

@@ -80,8 +80,8 @@ class LocalSteps(KnownErrors):
         before a linear layer, summed over the local steps, and then the first step's features, the
         inputs of that layer. Their derivative by the image is that of the first step's term and of
         the later terms that are not taken as constants; it exists if the image requires a gradient.
-        ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
-        If ``precise``, the pass is in double precision.
+        ReLUs and max poolings are averaged over noise of ``blur`` times the spread of their inputs;
+        0 for none. If ``precise``, the pass is in double precision.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -104,7 +104,7 @@ class LocalSteps(KnownErrors):
 
         The numbers are those of :meth:`parts`: gradients, and then features. The image has the
         shape (1, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
-        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        poolings are averaged over noise of ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:

@@ -217,10 +217,11 @@ def _normal_matrix(
 ) -> Tensor | None:
     """Return LᵀJᵀWJL in single precision; ``None`` if the budget ends before.
 
-    J is the derivative of the equations by the images (B, C, H, W), with ReLUs and max poolings
-    blurred by ``blur``. W is the diagonal matrix of their weights (P,), and L maps coordinates
-    under the prior to images. The matrix has a row for each coordinate of each image. The gradients
-    are sums over samples, and each feature belongs to one sample. So J is built sample by sample.
+    J is the derivative by the images (B, C, H, W) of the numbers that the equations predict, with
+    ReLUs and max poolings averaged over noise of the size ``blur``. W is the diagonal matrix of the
+    equations' weights (P,), and L maps coordinates under the prior to images. The matrix has a row
+    for each coordinate of each image. The gradients are sums over samples, and each feature belongs
+    to one sample. So J is built sample by sample.
     """
     prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.errors.shape[1]

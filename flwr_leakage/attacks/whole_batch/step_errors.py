@@ -159,10 +159,11 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
 
     The search ends early once the budget is spent.
 
-    A mixture is a guess of the steps' errors and features. The first one that explains the observed
-    sums over steps is taken. If none does, the search continues from the best mixture with two
-    neighbouring steps exchanged. Their errors are nearly equal at first, so that the exchange leads
-    to another minimum. ``layer`` gives the errors of training on guessed features.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The first one that explains the observed sums over steps is taken.
+    If none does, the search continues from the best mixture with two neighbouring steps exchanged.
+    Their errors are nearly equal at first, so that the exchange leads to another minimum. ``layer``
+    gives the errors of training on guessed features.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -299,11 +300,12 @@ class _LastLayer:
 def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return the errors (K, T) of T local steps with which a search begins.
 
-    The start has one of these names. With "own units", each step has active units of its own. The
-    other starts assume equal features in all steps. With "mean", each error is the mean of all
-    errors. With "same features", they are the errors of training on these features. With "even" and
-    "at once", the first of these errors is taken, and the rest of the sum is spread evenly over the
-    other steps, or put into the second.
+    An error is the derivative of the loss by a step's K logits, and its features are the last
+    layer's inputs. ``start`` is one of five names. With "own units", each step has active units of
+    its own. The other starts assume equal features in all steps. With "mean", each error is the
+    mean of all errors. With "same features", they are the errors of training on these features.
+    With "even" and "at once", the first of these errors is taken, and the rest of the sum is spread
+    evenly over the other steps, or put into the second.
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -377,7 +379,8 @@ class _Mixture:
     def cost(self) -> float:
         """The sum of squared residuals, each in units of its standard deviation.
 
-        It measures how badly the mixture, a guess of errors and features, explains the update.
+        It measures how badly the mixture, a guess of the local steps' errors and features, explains
+        the update.
         """
         return float(self.residual @ self.residual)
 
@@ -397,7 +400,8 @@ class _Mixture:
     def slopes(self) -> Tensor:
         """Return ∂H/∂A (r, T, T, n), the derivative of the features by the mixing matrix.
 
-        The features H (T, n) are those that fit the mixing A (r, T) best.
+        The features H (T, n), the last layer's inputs in T steps, are those that fit the mixing A
+        (r, T) of the steps' errors best.
         """
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
@@ -428,8 +432,8 @@ class _Mixture:
     def deviations(self) -> Tensor:
         """Return the standard deviations (T, n) of the features that the update's noise causes.
 
-        They include the error of the mixing matrix. All n features of the T local steps count as
-        free, also those that are zero.
+        The features are the last layer's n inputs in T local steps. Their deviations include the
+        error of the mixing matrix. All features count as free, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -448,8 +452,9 @@ def _fit(
 ) -> _Mixture | None:
     """Return the mixture of local steps after damped steps in every stage, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features; the search begins with the errors
-    (K, T). ``stages`` are the assumed noises, in units of the true one, which fall.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The search begins with the errors (K, T). ``stages`` are the assumed
+    noises, in units of the true one, which fall.
     """
     found: _Mixture | None = None
     for stage in stages:
@@ -463,8 +468,8 @@ def _fit(
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
     """Return the mixture of local steps after damped steps from ``start``, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features. The noise is the one that ``start``
-    assumes.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The noise is the one that ``start`` assumes.
     """
     here = there = start
     is_finite = True
@@ -505,12 +510,12 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return the errors (K, T) of T steps in order, if each step has a feature of its own.
 
     Such a feature is zero in all other steps. In the returned order each error follows best from
-    training on the steps before it. A feature's column of the update is ``Σ_t h_t e_t`` with
-    h_t ≥ 0. The label's entry is negative in every error. Divided by that entry, a column is a mean
-    of the steps' errors, each divided by its own label's entry. It is an extreme point of all
-    columns if the feature is nonzero in one step only. Successive projections
-    find the extreme points (Gillis and Vavasis 2014), and the bias gives their scales. Columns
-    below 1000 times the noise are left out.
+    training on the steps before it. A feature's column of the update is ``Σ_t h_t e_t`` with h_t ≥
+    0. The label's entry is negative in every error. Divided by that entry, a column is a mean of
+    the steps' errors, each divided by its own label's entry. It is an extreme point of all columns
+    if the feature is nonzero in one step only. Successive projections find the extreme points
+    (Gillis and Vavasis 2014), and the bias gives their scales. Columns below 1000 times the noise
+    are left out.
 
     Raises:
         LinAlgError: there are fewer singular vectors than steps, or the points do not determine the
