@@ -53,7 +53,7 @@ class Annealing:
 
 @runtime_checkable
 class Equations(Protocol):
-    """The equations that a run fits: observed numbers, as a function of images and of a blur.
+    """The equations that Gauss–Newton fits: observed numbers as functions of images and of a blur.
 
     The numbers are, for example, the entries of the gradient. The blur is the size of the noise
     over which ReLUs and max pooling are averaged.
@@ -149,7 +149,7 @@ class RunEnd:
         stage: str,
         stopped: bool,
     ) -> "RunEnd":
-        """Return the end of a run, with the fit of its images to the equations.
+        """Return the end of a run of Gauss–Newton, with the fit of its images to the equations.
 
         The images are given by coordinates (B, C, H, W) under the prior, and the likelihood holds
         the observed numbers of the equations. The other arguments are attributes of the result.
@@ -173,7 +173,7 @@ class RunEnd:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """Return −2 log posterior of the images, up to a constant, by which runs are ranked.
+        """Return −2 log posterior of the images at a run's end, up to a constant, to rank runs.
 
         Each group of the equations in ``model`` has an unknown variance of its own, as a ReLU unit
         wrongly taken to be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The
@@ -235,10 +235,10 @@ class Annealed:
     here: Linearized | None = None
 
     def run(self, start: Tensor) -> RunEnd:
-        """Return the images at which the run ends, with their fit.
+        """Return the images at which the run of Gauss–Newton ends, with their fit to the equations.
 
-        The run starts at coordinates (B, C, H, W) under the prior. Samples that start equal and
-        have one label stay equal if the equations are symmetric in them.
+        It starts at coordinates (B, C, H, W) under the prior. Samples that start equal and have one
+        label stay equal if the equations are symmetric in them.
 
         Raises:
             ValueError: the equations are not finite at the start.
@@ -250,7 +250,7 @@ class Annealed:
         )
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
         ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
@@ -303,7 +303,7 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Lower the prior's weight for the next step, and return whether the run ends instead.
+        """Lower the prior's weight for the next Gauss–Newton step, or return that the run ends.
 
         ``at`` is the outcome of the latest step, whose products with the Jacobian are counted.
         """

@@ -317,7 +317,7 @@ class _Run:
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
         ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """

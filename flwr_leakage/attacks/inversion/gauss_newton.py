@@ -218,7 +218,7 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None = None,
     ) -> tuple[RunEnd, int, int]:
-        """Fit equations by all runs and by the additional steps that settle the best ones.
+        """Fit equations by runs of Gauss–Newton, and by further steps that settle the best ones.
 
         No further run follows one that fits the gradient to the noise.
 
@@ -263,7 +263,7 @@ class GaussNewton(OneByOne):
         return best.judged(model, likelihood), products, steps
 
     def _explains(self, end: RunEnd) -> bool:
-        """Return whether the images at a run's end fit the observed numbers to the noise.
+        """Return whether the images at the end of a run of Gauss–Newton fit the observed numbers.
 
         They do if the mean squared residual is at most 1.1 times the noise's variance, or the
         relative squared distance of the gradients at most ``solved_distance``.
@@ -311,7 +311,7 @@ class GaussNewton(OneByOne):
     def _correct_labels(
         self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
     ) -> "tuple[_Model, int, int, int]":
-        """Change one label after another as long as short runs then end at less energy.
+        """Change one label after another as long as short runs of Gauss–Newton end at less energy.
 
         Energy is −2 log posterior up to a constant. ``model`` is the gradient as equations, under
         the inferred labels, and ``likelihood`` the observed one with its noise. Runs start at
@@ -370,7 +370,7 @@ class GaussNewton(OneByOne):
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
     ) -> RunEnd:
-        """Return the images at which one run ends, with their fit to the equations.
+        """Return the images at which one run of Gauss–Newton ends, with their fit to the equations.
 
         Args:
             model: the equations to fit.

@@ -71,7 +71,7 @@ class Groups:
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum (G,) over each of G groups of the values (P,) of an update's entries."""
+        """Return the sum (G,) of the values (P,) of an update's entries over each of G groups."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):

@@ -77,10 +77,11 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the images after the additional steps, with their fit to ``model``, the equations.
+        """Return the images after further steps, with their fit to ``model``, the equations.
 
-        The steps blur each ReLU unit on its own, and continue the run that ended at ``start``. The
-        likelihood holds the observed numbers of the equations and their noise.
+        The steps continue the run of Gauss–Newton that ended at ``start``, and blur each ReLU unit
+        by its own uncertainty. The likelihood holds the observed numbers of the equations and their
+        noise.
         """
         if not self.steps:
             return start
@@ -191,7 +192,7 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` at the end.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
         ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """

@@ -37,12 +37,12 @@ mini-batch. A long training is repeated with as many steps of smaller mini-batch
 the cost."""
 
 MAX_STEPS = 256
-"""Largest number of steps of a rehearsal. There must be a limit, as a client may claim any
-number."""
+"""Largest number of steps of a rehearsal, which repeats local training on dummy images. There must
+be a limit, as a client may claim any number."""
 
 REPLAYED_STEPS = 100
-"""Largest number of steps for which :class:`ClassCounts` is tried, as it replays all steps 50 times
-for each rehearsal."""
+"""Largest number of local steps for which :class:`ClassCounts` is tried. It replays all steps 50
+times for each rehearsal, a repetition of the training on dummies."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
@@ -205,6 +205,7 @@ class Rehearsals:
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
         """Return the class counts behind a client's update.
 
+        The method is the one that was best in rehearsals, repetitions of the training on dummies.
         If the update has noise, the rehearsals get noise of the same size, so that the methods are
         calibrated under it. A client that adds noise may also clip. So half of the rehearsals that
         are judged are scaled to the update's length. Noise is added to the update again several
@@ -309,7 +310,8 @@ class Rehearsals:
     def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
         """Return noisy rehearsals: each update, scaled by ``size``, with ``NOISE_DRAWS`` noises.
 
-        ``std`` is the noise's standard deviation in an entry of the pseudo-gradient.
+        A rehearsal's update is that of a training on dummies. ``std`` is the noise's standard
+        deviation in an entry of the pseudo-gradient.
 
         Raises:
             ValueError: the rehearsals' updates were not kept.
@@ -348,7 +350,8 @@ def _noise_share(matrix: Tensor) -> float:
 def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
     """Return the share of labels that a last layer's replay has right; ``None`` if it is refused.
 
-    The rehearsal has ``steps`` steps, the update ``delta`` and class frequencies ``truth`` (K,).
+    The replay is that of a rehearsal, a training on dummies of ``steps`` steps, with the update
+    ``delta`` and class frequencies ``truth`` (K,).
     """
     gradient = scale(delta, -1 / problem.schedule.learning_rate)
     posed = replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
@@ -432,8 +435,9 @@ def _head(problem: Problem) -> str:
 def rehearsed_steps(num_steps: int) -> int:
     """Return the number of local steps in the rehearsals for a client with ``num_steps`` steps.
 
-    Up to 8 steps it is the same number. Beyond, it is the nearest of numbers that grow by factors
-    of 2^¼, and at most 256. So clients of similar sizes can share their rehearsals.
+    Rehearsals repeat the client's training on dummies. Up to 8 steps it is the same number. Beyond,
+    it is the nearest of numbers that grow by factors of 2^¼, and at most 256. So clients of similar
+    sizes can share their rehearsals.
 
     Example:
         >>> [rehearsed_steps(n) for n in (1, 8, 15, 16, 80, 5000)]
@@ -460,8 +464,9 @@ def _replay(problem: Problem) -> Tensor:
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
     """Return the rate r > 0 at which a method has most labels right over all given rehearsals.
 
-    The method maps the change of a classifier's outputs, and the rate as its one free factor of
-    this change, to class frequencies (K,).
+    A rehearsal is a training on dummies with known labels. The method maps the change of a
+    classifier's outputs by it, and the rate as one free factor of this change, to class frequencies
+    (K,).
     """
 
     def right(rate: float) -> float:
