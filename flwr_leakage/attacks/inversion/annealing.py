@@ -303,7 +303,7 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Lower the prior's weight for the next Gauss–Newton step, or return that the run ends.
+        """Return whether the run of Gauss–Newton ends; if not, lower the weight of the prior.
 
         ``at`` is the outcome of the latest step, whose products with the Jacobian are counted.
         """

@@ -28,9 +28,9 @@ of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
 """Largest probability that :func:`possible_classes` marks a class without samples as possible, at
-which each possible class is given a sample. For 10 classes, B = 6 samples have a lower one. At B =
-8, with 98 %, fewer labels were right with this rule than without it (four trained networks,
-development images; no results are kept)."""
+which each possible class is given a sample. For 10 classes, 6 samples have a lower one. With 8
+samples, which have 98 %, fewer labels were right with this rule than without it (four trained
+networks, development images; no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all
@@ -57,7 +57,7 @@ def class_counts(
     Each count first gets its whole part. The samples that are left go to the largest remainders.
 
     If there are at most as many possible classes as samples, each of these classes gets one sample
-    first. None gets one first if a class without samples may often seem possible
+    first. No class gets one first if a class without samples may often seem possible
     (:func:`chance_by_signs`), or if whole counts already explain the gradient.
 
     Args:
