@@ -20,10 +20,10 @@ class AttackProgress:
     Attributes:
         done: number of targets that are finished.
         total: number of all targets of this call.
-        iteration: number of iterations that the current targets have taken.
-        iterations: largest number of iterations that they may take.
-        objective: the attacker's own best objective, averaged over the current targets.
-        attack: the name of the attack at work if several are tried; else empty.
+        iteration: number of iterations that the targets under attack have taken.
+        iterations: largest number of iterations that these targets may take.
+        objective: the best objective of the attack, averaged over the targets under attack.
+        attack: the name of the running attack if several are tried; else empty.
     """
 
     done: int
@@ -61,12 +61,13 @@ class Attack(Protocol):
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that can be limited to a share of its CPU seconds until it is near a solution."""
+    """An attack that can be limited to a share of a job's CPU seconds unless a solution is near."""
 
     def with_share(self, share: float) -> Attack:
-        """Return a copy of the attack that takes at most a share, in (0, 1], of its CPU seconds.
+        """Return a copy of the attack that takes at most a share, in (0, 1], of ``max_seconds``.
 
-        Near a solution the copy may take more.
+        These are the CPU seconds that a job allows for each observation. Near a solution the copy
+        may take all of them.
         """
         ...
 

@@ -26,7 +26,7 @@ class Budget:
 
     @classmethod
     def of(cls, seconds: float | None) -> "Budget":
-        """Return a budget that ends this number of CPU seconds from now; ``None`` for no limit."""
+        """Return a budget that ends ``seconds`` CPU seconds from now; ``None`` for no limit."""
         return cls() if seconds is None else cls(time.process_time() + seconds)
 
     @property
@@ -39,7 +39,7 @@ class Budget:
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks of this many CPU seconds each fit into the budget."""
+        """Return how many of ``count`` tasks the budget allows, at ``seconds`` CPU seconds each."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:

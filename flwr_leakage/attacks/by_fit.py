@@ -19,8 +19,9 @@ BEYOND_BOX = 0.01
 root mean square error of an image at 40 dB."""
 
 LEAST_TIME = 0.05
-"""Least share of the time that all remaining tries of normalisations may take together, however
-long the earlier tries took. The value was chosen on development draws; no results are kept."""
+"""Least share of the allowed CPU seconds that all remaining tries of normalisations may take
+together, however long the earlier tries took. The value was chosen on development draws; no results
+are kept."""
 
 GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
@@ -51,9 +52,9 @@ def by_fit(
     logarithm is summed over all observations of these cases, which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
-    case 1, else ``by fit``. The smaller limit of ``job.max_seconds`` and a portfolio's own covers
-    all runs, which share half of it. If its share ended the best run, the attack runs once more
-    under that run's normalisation, for the rest of the time.
+    case 1, else ``by fit``. All runs share half of ``job.max_seconds``, or of the limit of a
+    :class:`Strongest` if that is smaller. If its share ended the best run, the attack runs once
+    more under that run's normalisation, for the rest of the time.
     """
     specs = possible_specs(job.spec)
     if len(specs) == 1:
@@ -127,7 +128,8 @@ class _Tries:
         watch, limit = Stopwatch(), job.max_seconds
         energies: dict[InputSpec, float] = {}
         answers: dict[InputSpec, Reconstruction] = {}
-        # Most normalisations give inputs of about mean 0 and deviation 1.
+        # The first run needs some normalisation, and most give inputs of about mean 0 and deviation
+        # 1, as this one does.
         standard = replace(specs[0], mean=(0.5,), std=(0.25,), box=False)
         first: Reconstruction | None = None
         for tried, spec in enumerate([standard, *specs]):

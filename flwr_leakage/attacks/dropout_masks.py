@@ -116,7 +116,7 @@ class _Marked(Masked):
             return None
         is_on, has_error = (weights != 0).any(0), (weights != 0).any(1)
         missing = weights[has_error][:, is_on] == 0
-        # With noise no entries are zero, and after pruning zeros are no whole columns.
+        # With noise no entries are zero, and after pruning zeros do not fill whole columns.
         if bool(is_on.all()) or float(missing.double().mean()) > ROUNDED:
             return None
         routed = torch.where(is_on, errors @ op.weight, 0.0)
@@ -129,12 +129,12 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether the bias of the layer before the marked call agrees with active dropout.
+        """Return whether the bias of the layer before one call of dropout shows it as active.
 
-        ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
-        each unit. They agree if their sum over each channel is the gradient of that layer's bias.
-        If the zeros in the gradient prove dropout by themselves, ``routed`` is ``None``, and it is
-        enough that there is a layer before the call.
+        The call is the marked one, whose mask is read. ``routed`` holds the errors ∂L/∂h of its
+        inputs h under an active dropout, one for each unit. Dropout is active if their sum over
+        each channel is the gradient of that layer's bias. If the zeros in the gradient prove
+        dropout by themselves, ``routed`` is ``None``, and any layer before the call is enough.
         """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):

@@ -58,10 +58,10 @@ class Evidence:
             + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
 
     with ``q = m / σ_t²``, where m is the mean square of r over the P_t entries of tensor t, or over
-    the P_g entries of group g. A group is a kernel, or a column of a matrix
-    (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been
-    pruned count by their excess over the pruning threshold. The noise σ is estimated from the
-    update itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
+    the P_g entries of group g. A group g is a kernel, or a column of a matrix
+    (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been pruned
+    count by their excess over the pruning threshold. The noise σ is estimated from the update
+    itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`). s_ik are the n_k
     coordinates of image i in ring k: coordinates of one mean or difference of the colours, at
     frequencies of about one size (:class:`flwr_leakage.spectral.image_prior.ImagePrior`).
@@ -104,7 +104,7 @@ class Evidence:
         """Return the evidence of a problem's update, whose noise is estimated from the update.
 
         ``tolerance`` is the relative squared distance up to which a tensor's gradient counts as
-        equal.
+        equal to the observed one.
         """
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
@@ -116,9 +116,10 @@ class Evidence:
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
         """The equations compared in place of the gradient, and the likelihood of their residuals.
 
-        They remain of the update once features and errors of a layer are known. The pair is
-        ``None`` if the gradient itself is compared. The value is computed when the first candidate
-        is judged, as that takes seconds for a large network.
+        The equations remain of the update once a layer's features (its inputs) and errors (the
+        derivatives of the loss by its outputs) are known. The pair is ``None`` if the gradient
+        itself is compared. It is computed when the first candidate is judged, as that takes seconds
+        for a large network.
         """
         problem = self.problem
         if self.proven is not None or self.prior is None or self.is_noised:
@@ -232,7 +233,7 @@ class Evidence:
     def equations(self) -> float:
         """Number of independent equations by which candidates are compared.
 
-        A tensor counts no more of them than there are unknowns.
+        Each parameter tensor gives at most as many as there are unknowns.
         """
         likelihood = self.likelihood if self.told is None else self.told[1]
         return float(likelihood.independent(self.unknowns).sum())
@@ -332,11 +333,11 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     candidate is left out if its labels differ from those of the first, or if its gradient is
     farther from the update than a zero gradient.
 
-    It is also left out if it raises the mean's energy: around one solution the energy is convex,
-    and between two solutions it has a maximum. But energies do not always show which of two
-    candidates is better, and with independent errors their mean is better than both if their
-    squared errors differ by a factor below three. So the mean may have somewhat more energy than
-    the first candidate, unless energies are precise: the residual is mostly noise, or both
+    It is also left out if it raises the mean's energy, −2 log posterior: around one solution the
+    energy is convex, and between two solutions it has a maximum. But energies do not always show
+    which of two candidates is better, and with independent errors their mean is better than both if
+    their squared errors differ by a factor below three. So the mean may have somewhat more energy
+    than the first candidate, unless energies are precise: the residual is mostly noise, or both
     candidates are close to each other.
 
     The result is ``None`` if nothing can be added to the most likely candidate, or if the update is
@@ -350,7 +351,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        # With less weight, a mean gains at most 1 dB, and loses more if the weight is wrong.
+        # By a candidate of less weight, a mean gains at most 1 dB, and loses more if the weight is
+        # wrong.
         if not weight >= 0.3:
             break
         mean = _mean(parts)
@@ -363,9 +365,9 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
         # Up to a misfit of 2 the residual is mostly noise, and candidates within 0.01 of the
-        # pixels' range lie around one solution. Otherwise masks may differ, and energies hardly
-        # show which of two solutions is better: on a development draw with max pooling, the one of
-        # less energy was 5.1 dB worse (no results are kept).
+        # pixels' range lie around one solution. Otherwise different ReLUs may be on, and energies
+        # hardly show which of two solutions is better: on a development draw with max pooling, the
+        # one of less energy was 5.1 dB worse (no results are kept).
         if first.judged.misfit > 2.0 and _distance(inputs, mean, evidence) > 1e-2:
             least = max(least, first.energy + 2.5 * evidence.equations)
         explains = evidence.is_noised or judged.distance < max(1.0, first.judged.distance)

@@ -87,8 +87,8 @@ class Denoising:
 
         Σ_j r_j² / v_j + sᵀ Q s
 
-    r_j is entry j of the candidate's gradient minus the observed one. v_j is its variance: that of
-    the noise, or more where the residual is larger
+    r_j is entry j of the candidate's gradient minus the observed one. v_j is the variance of r_j:
+    that of the noise, or more where the residual is larger
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`). s are the coordinates
     of the images, with identity covariance under a normal law that has each image's own spectrum
     (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). There are two runs. In the first,
@@ -200,4 +200,4 @@ def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
 
 
 Continuation = Finish | Denoising
-"""An attack that continues from a candidate of another attack."""
+"""An attack that continues from a batch that another attack found."""

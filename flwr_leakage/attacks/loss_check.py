@@ -143,7 +143,8 @@ def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
     if loss is F.cross_entropy:
         return True
     ids = torch.arange(num_classes)
-    # With logits this far apart, probabilities are smaller than the share that smoothing adds.
+    # With logits this far apart, most probabilities are smaller than the share that smoothing adds
+    # to a target, so that smoothing gives other classes negative slopes, too.
     logits = 10 * torch.randn(num_classes, num_classes, generator=torch.Generator().manual_seed(0))
     slopes = slope_by_autograd(loss, logits.double(), ids)
     return bool(((slopes < 0) <= torch.eye(num_classes, dtype=torch.bool)).all())

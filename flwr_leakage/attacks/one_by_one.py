@@ -220,9 +220,9 @@ def doubted(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def remarked(stats: dict[str, Any], remark: str) -> dict[str, Any]:
-    """Return the stats of a result with a remark at the end of ``stage``, which tells how it ended.
+    """Return the stats of a result with one more sentence, ``remark``, at the end of ``stage``.
 
-    ``remark`` is one more sentence.
+    ``stats["stage"]`` is a text for the user on how the attack ended.
     """
     stage = str(stats.get("stage", "")).rstrip(".")
     return {**stats, "stage": f"{stage}. {remark}" if stage else remark}

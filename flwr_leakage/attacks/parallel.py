@@ -112,7 +112,7 @@ def _version(module: str) -> str:
         return root
     package = sys.modules.get(root)
     places = Path(getattr(package, "__file__", None) or "").parts
-    # The code of a package in other folders may have been edited.
+    # The code of a package in other folders may have been edited under the same version.
     installed = {"site-packages", "dist-packages"} & {*places}
     return f"{root} {vars(package).get('__version__')}" if package and installed else ""
 
@@ -191,7 +191,7 @@ class Parallel:
         return [result for found in results if found is not None for result in found]
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
-        """Return the chunks of a job, each as a list of the indices of its observations."""
+        """Return the chunks into which a job is split, as lists of indices of its observations."""
         indices = torch.arange(len(job.observations))
         return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 

@@ -356,7 +356,7 @@ def _without_decay(gradient_map: GradientMap, observation: Observation) -> Obser
     for name in gradient_map.trained & delta.keys():
         change = delta[name].double()
         rest = change + factor * observation.params[name].double()
-        # What lies within the rounding of the change is no gradient: rows of unused tokens stay 0.
+        # A rest within the rounding of the change is no gradient: rows of unused tokens stay 0.
         is_rounding = rest.abs() <= 2 * torch.finfo(delta[name].dtype).eps * change.abs()
         delta[name] = rest.masked_fill(is_rounding, 0.0).to(delta[name].dtype)
     schedule = replace(update.schedule, weight_decay=0.0)

@@ -13,8 +13,9 @@ FLOAT32_RELATIVE_ERROR = 1e-5
 ``NOISE_DEVIATIONS`` times ``FLOAT32_NOISE``."""
 
 FLOAT64_MISFIT = 1e-8
-"""Largest share of a sample's errors outside a gradient's span that float64 rounding explains: the
-root of 2⁻⁵³, as shares are roots of differences of squares."""
+"""Largest share of a sample's error, the derivative of the loss by a layer's outputs, that rounding
+in float64 may leave outside the span of the layer's gradient: the root of 2⁻⁵³, as shares are roots
+of differences of squares."""
 
 NOISE_DEVIATIONS = 10.0
 """Number of standard deviations of the noise up to which a difference counts as noise. Under any

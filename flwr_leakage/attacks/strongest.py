@@ -359,8 +359,8 @@ class _Target:
         if result.batch is None:
             outcome: PartOutcome = "failed" if result.error.startswith(UNFORESEEN) else "refused"
             self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
-            # Findings of an attack, such as tokens without their order, are kept if later attacks
-            # refuse.
+            # Findings of an attack in the stats of a result without a batch, such as tokens without
+            # their order, are kept if later attacks refuse.
             if self.best.batch is None and (result.stats or not self.best.stats):
                 self.best = result
             return False
@@ -422,9 +422,10 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the candidates that are about as likely as the best one, the most likely first.
+        """Return the candidates that have at least a tenth of the best one's weight in a mean.
 
-        Each stands after the name of the attack that found it.
+        The most likely one is the first; see :meth:`Candidate.weight`. Each stands after the name
+        of the attack that found it.
         """
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None

@@ -10,15 +10,15 @@ from flwr_leakage.operators.lengths import row_norms
 
 
 class AngularJacobian(LinearOperator):
-    """The operator (I − ĝĝᵀ) A / ‖g‖, the Jacobian of x ↦ g/‖g‖, with A that of x ↦ g, and ĝ =
-    g/‖g‖.
+    """The Jacobian (I − ĝĝᵀ) A / ‖g‖ of the direction ĝ = g/‖g‖ of a gradient g by the input x.
 
-    With J = Aᵀ, its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of the cosine loss at
-    the true input (Hong et al. 2024, theorem 4).
+    A = ∂g/∂x is the Jacobian of g. With J = Aᵀ, the Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖²,
+    the Hessian of the cosine loss of a gradient inversion at the true input (Hong et al. 2024,
+    theorem 4).
 
     Args:
-        jacobian: the operator A of S maps R^N → R^P.
-        gradients: (S, P) the gradients g at the same points.
+        jacobian: the operator A of S maps R^N → R^P, at one point x each.
+        gradients: (S, P) the gradients g at these points.
 
     Raises:
         ValueError: a gradient is zero, so that it has no direction.
@@ -43,7 +43,7 @@ class AngularJacobian(LinearOperator):
         """(S,) ‖Jĝ‖/‖g‖: the norm of the part that the projection I − ĝĝᵀ removes from A/‖g‖."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of the S maps; see ``LinearOperator``."""
+        """Return the operator of those of the S maps with the indices ``rows``, ascending."""
         narrowed = copy.copy(self)
         narrowed.num_blocks = len(rows)
         narrowed._jacobian = self._jacobian.narrow(rows)

@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """The number of products taken by an operator and by operators made of some of its maps."""
+    """The number of products that an operator and all operators narrowed from it have taken."""
 
     products: int = 0
 
@@ -56,12 +56,12 @@ class LinearOperator(ABC):
         self.meter = Meter() if meter is None else meter
         self.tally = Tally()
         self.samples_a_product = 1
-        """Number of products with a single sample's Jacobian to which one map's product amounts."""
+        """Number of products with a single sample's Jacobian that one product of a map costs."""
 
     @property
     def products(self) -> int:
-        """Return the number of products so far, with those of operators of some of its maps. A
-        product of all S maps counts once; the ``meter`` counts it S times.
+        """Return the number of products so far, including those of operators that ``narrow`` has
+        returned. A product of all S maps counts once; the ``meter`` counts it S times.
         """
         return self.tally.products
 
@@ -72,17 +72,20 @@ class LinearOperator(ABC):
     def _rmatvec(self, vectors: Tensor) -> Tensor: ...
 
     def matvec(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Return the product A_s v_s of each map with its row of ``vectors``."""
+        """Return the product A_s v_s for each map A_s and its row v_s of ``vectors``."""
         self._count(vectors, self.num_inputs)
         return self._matvec(vectors)
 
     def rmatvec(self, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S N"]:
-        """Return the product A_sᵀ u_s of each map's transpose with its row of ``vectors``."""
+        """Return the product A_sᵀ u_s for each map A_s and its row u_s of ``vectors``."""
         self._count(vectors, self.num_outputs)
         return self._rmatvec(vectors)
 
     def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
-        """Return A_sᵀ A_s v_s for every s, which papers write as JJᵀv; it takes two products."""
+        """Return A_sᵀ A_s v_s for each map A_s and its row v_s of ``vectors``, by two products.
+
+        Papers write JJᵀv for it.
+        """
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
@@ -94,7 +97,7 @@ class LinearOperator(ABC):
         return _Rows(self, rows)
 
     def to_dense(self) -> Float[Tensor, "S P N"]:
-        """Return every A_s as a matrix (P, N), computed by N products."""
+        """Return every map A_s as a matrix (P, N), computed by N products."""
         dense = torch.empty(
             self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
         )
@@ -119,7 +122,10 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """An operator of some maps of another one, which computes all maps, with zeros for the rest."""
+    """The operator of some maps of a whole operator, by products with all of the whole's maps.
+
+    The vectors of maps that were not chosen are zero, and their results are dropped.
+    """
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
@@ -145,15 +151,15 @@ class _Rows(LinearOperator):
 
 
 REBUILT_AFTER = 4
-"""Number of products after which autograd graphs of the chosen samples alone are built: building
-them costs about as much as so many products of all samples."""
+"""Number of products with all samples after which a ``DeferredRows`` builds autograd graphs of its
+own samples alone. Building these costs about as much as this number of products."""
 
 
 class DeferredRows(LinearOperator):
-    """An operator of some maps of another one, built anew once many products are asked for.
+    """The operator of some maps of a whole operator, built anew after four products.
 
-    The first products are computed by the whole operator, with zeros for the other maps, which is
-    cheaper if few follow.
+    The first four (``REBUILT_AFTER``) are computed by the whole operator, with zeros for the maps
+    that were not chosen. This is cheaper than a new operator if few products follow.
 
     Args:
         whole: the whole operator, which is kept until the new one is built.
@@ -191,8 +197,8 @@ class DeferredRows(LinearOperator):
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """Return the operator of the maps with the indices ``rows`` alone.
 
-        If these are at most half of all maps, the function that built this operator is called for
-        them, so that products no longer compute the others. Else they are selected from it.
+        If these are at most half of this operator's maps, a new operator of them is built after a
+        few products. Otherwise each product computes all maps, and selects these.
         """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)

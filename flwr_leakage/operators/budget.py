@@ -45,7 +45,9 @@ class Meter:
         return time.process_time() - self.start
 
     def spend(self, products: int) -> None:
-        """Count ``products``, or raise ``BudgetExhausted`` if the budget does not allow them."""
+        """Count this number of Jacobian products, or raise ``BudgetExhausted`` if the budget does
+        not allow them.
+        """
         limit = self.budget.products
         if limit is not None and self.products + products > limit:
             raise BudgetExhausted(f"the budget of {limit} products is spent")

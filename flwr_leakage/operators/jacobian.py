@@ -62,7 +62,8 @@ class FunctionJacobian(LinearOperator):
         self.point = point
         self._pullback = pullback
         try:
-            # The pullback is linear, so that any u serves; F(x) is asked for later anyway.
+            # The pullback u ↦ (∂F/∂x)ᵀu is linear, so that it has one Jacobian at every u. At
+            # u = F(x) its value is ``value_product``.
             product, self._pushforward = pull(pullback, self.value)
         except RuntimeError as error:
             try:
@@ -86,7 +87,7 @@ class FunctionJacobian(LinearOperator):
 
 
 def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, whose graph is kept for many calls."""
+    """Return F(x) at a point x, and u ↦ (∂F/∂x)ᵀu, whose graph is kept for many calls."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
 
@@ -136,7 +137,7 @@ def sample_gradients(
     def gradient(x: Tensor, y: Tensor) -> Tensor:
         sample = Batch(x[None], y[None])
         found = gradient_map.gradient_of(wanted, params, sample, buffers)
-        # A parameter that is not trained leaves nothing in the update.
+        # A parameter that is not trained does not change, so that its gradient counts as zero.
         return ravel({k: found[k] if k in found else zeros_like(v) for k, v in chosen.items()})
 
     if gradient_map.one_by_one:
@@ -146,7 +147,7 @@ def sample_gradients(
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of those parameters that belong to the same module as the last one."""
+    """Return those of the parameters' ``names`` that belong to the module of the last name."""
     every = tuple(names)
     owner = every[-1].rpartition(".")[0]
     return tuple(name for name in every if name.rpartition(".")[0] == owner)
@@ -196,7 +197,11 @@ class SampleJacobian(FunctionJacobian):
         return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of the samples, with new graphs if they are at most half."""
+        """Return the operator of the samples with the indices ``rows`` alone.
+
+        If these are at most half of the samples, autograd graphs of them alone are built after a
+        few products. Otherwise each product computes all samples.
+        """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         batch, rounding, names, of = self._batch, self.rounding, self._names, self._of

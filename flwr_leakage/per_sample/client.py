@@ -27,15 +27,17 @@ Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_ROUNDING = 1e-3
-"""If rounding in float32 may move a product with a sample's Jacobian J by more than this, relative
-to ‖J‖, the sample is computed in float64."""
+"""Largest error, relative to ‖J‖, that rounding in float32 may cause in a product with a sample's
+Jacobian J. A sample with a larger one is computed in float64."""
 LEAST_SLOPE = 1e-17
-"""If ‖∂L/∂z‖, the norm of the loss's gradient by the logits, is below this, a sample is computed in
-float64: in float32, squares of the entries of its Jacobian would underflow."""
+"""Least norm ‖∂L/∂z‖ of the loss's gradient by the logits at which a sample is computed in float32.
+Below it, squares of the entries of the sample's Jacobian would underflow, so that float64 is
+used."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Number of samples from which the one is chosen on which second derivatives are checked."""
+"""Largest number of samples of which one is chosen to check the model's second derivatives on. It
+is the sample of which the model is least sure."""
 _GRAPH_COPIES = 12
 """Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
 gradient."""
@@ -131,7 +133,7 @@ class ClientSamples:
             return
         made = self._windows(point, precision, size)
         if not self._routed:
-            self._routed = True  # the first gradients may change this
+            self._routed = True  # an error in the first gradients sets it back
             try:
                 first = next(made, None)
             except BudgetExhausted:
@@ -233,7 +235,7 @@ class ClientSamples:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return sentences on why the numbers so far may be wrong; empty if there is no doubt."""
+        """Return sentences on why the scores so far may be wrong; empty if there is no doubt."""
         second = self._model.second
         if second is None or not second.unchecked:
             return ()
@@ -295,7 +297,7 @@ def _seen_right(problem: SampleProblem) -> bool:
         return product_is_right(sample, rounding[best], start[best], product[best])
     except BudgetExhausted:
         raise
-    except Exception:  # torch.func may raise any error; the whole check will say why
+    except Exception:  # torch.func may raise any error; check_second_derivative tells the reason
         return False
 
 
@@ -342,7 +344,9 @@ def _problem(
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
-    """Raise ``ValueError`` if the model cannot be scored on these samples."""
+    """Raise ``ValueError`` if no score can be computed of the samples in ``batch``, such as for
+    targets that are no classes of the model.
+    """
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
         on_embeddings(gradient_map, exposure)  # raises an error with the reason

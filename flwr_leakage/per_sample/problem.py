@@ -19,8 +19,9 @@ from flwr_leakage.spectral import (
 )
 
 WELL_KNOWN = 1e-2
-"""Largest relative tolerance of λmax for which Lanczos starts from the top eigenvector of the last
-layer's part of JJᵀ; see ``SampleProblem.start``."""
+"""Largest relative tolerance of the largest eigenvalue of JJᵀ, with J the Jacobian of a sample's
+gradient, for which Lanczos starts from the top eigenvector of the last layer's part of JJᵀ; see
+``SampleProblem.start``."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SampleProblem:
 
     @property
     def inputs(self) -> Float[Tensor, "S N"]:
-        """Return the samples' inputs x as flat rows."""
+        """Return the samples' inputs x as flat rows (S, N)."""
         return self.samples.inputs
 
     @property
@@ -100,7 +101,9 @@ class SampleProblem:
 
     @cached_property
     def differentiable(self) -> Samples:
-        """Return the samples, differentiated by plain autograd if ``torch.func`` is wrong."""
+        """Return the samples, differentiated by plain autograd if the second derivatives of
+        ``torch.func`` are wrong.
+        """
         reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:

@@ -27,7 +27,9 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Return whether the training that scores assume did not make the client's update."""
+        """Return whether the repeated update differs from the client's by more than ``TOLERANCE``,
+        relative to the client's; false if the training was not repeated.
+        """
         return self.distance is not None and not self.distance <= TOLERANCE
 
 

@@ -23,7 +23,8 @@ from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 from flwr_leakage.records import Batch
 
 LOGIT_UNITS = 4
-"""Approximate rounding error of all logits, in units in the last place of the largest one."""
+"""Approximate rounding error of each logit, in units in the last place of a sample's largest one.
+The value was found on trained and untrained networks; no results are kept."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Samples:
         J is the Jacobian of a sample's gradient, z its logits and L its loss. Logits are wrong by
         some units in the last place of the largest, which is the relative error of a small
         probability, and so of J. A loss other than ``StableCrossEntropy`` may subtract numbers near
-        one, so that ∂L/∂z has their rounding error. The number of these units was found on trained
-        and untrained networks; the error is an estimate and no bound.
+        one, so that ∂L/∂z has their rounding error. The number of units is ``LOGIT_UNITS``. The
+        error is an estimate and no bound.
         """
         logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
         loss = self.gradient_map.loss
@@ -113,7 +114,7 @@ class Samples:
         relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
         if not isinstance(loss, StableCrossEntropy):
             relative = relative * (1 + 1 / slopes.clamp_min(torch.finfo(torch.float64).tiny))
-        # Logits that are NaN are reported elsewhere.
+        # For a sample whose logits are NaN, its gradient is reported as not finite.
         return relative.nan_to_num(0.0, posinf=torch.inf), slopes
 
 

@@ -15,13 +15,15 @@ from flwr_leakage.per_sample.samples import Samples
 from flwr_leakage.randomness import make_generator
 
 ALLOWED = 1e-5
-"""Relative distance up to which a product with J and the finite difference are taken for equal."""
+"""Relative distance up to which a product with J, the derivative of a sample's gradient by its
+input, and a finite difference of that gradient count as equal."""
 MOST_ALLOWED = 1e-2
-"""If rounding asks to allow a larger distance than this, finite differences can show nothing, and J
-is not checked."""
+"""Largest relative distance between a product with J, the derivative of a sample's gradient by its
+input, and a finite difference that may be allowed for rounding. If rounding needs more, J is not
+checked."""
 FIRST_STEP = 1e-6
-"""First step h of the differences, relative to the inputs' root mean square: it is small, so that
-few ReLUs change sides."""
+"""First step h of the differences (g(x + hv) − g(x − hv))/2h of a gradient g, relative to the root
+mean square of the input x. It is small, so that few ReLUs change sides."""
 OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)
 _JITTER = 0.1
 
@@ -31,9 +33,10 @@ class SecondDerivative:
     """The result of a check of a model's second derivatives.
 
     Attributes:
-        fault: the reason why they are wrong, in words; empty if they are right.
-        one_by_one: the reason why they are computed by plain autograd; empty if they are not.
-        unchecked: the reason why they could not be checked; empty if they were.
+        fault: the reason why the derivatives are wrong, in words; empty if they are right.
+        one_by_one: the reason why the derivatives are computed by plain autograd, one sample at a
+            time; empty if they are not.
+        unchecked: the reason why the derivatives could not be checked; empty if they were.
     """
 
     fault: str = ""
@@ -93,7 +96,9 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
 
 def _fault(sample: Samples, seed: int) -> tuple[str, str]:
-    """Return why the second derivative is wrong, and why it cannot be checked; or empty texts."""
+    """Return two texts: why the model's second derivative is wrong at a sample, empty if it is not;
+    and why it cannot be checked, empty if it was.
+    """
     try:
         return second_derivative_fault(sample, seed)
     except Exception as error:  # a model may not support float64, or may raise any other error

@@ -61,7 +61,9 @@ class Bidiagonal(Process):
 
     @property
     def exhausted(self) -> Tensor:
-        """Return booleans (S,), true where the Krylov space is exhausted: steps change nothing."""
+        """Return booleans (S,), true for matrices whose Krylov space is exhausted, so that further
+        steps change nothing.
+        """
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
@@ -104,10 +106,10 @@ def column_rules(
     nodes), for a measure of ``mass`` m that BᵀB describes.
 
     Gauss' rule gives the integral of g as m e₁ᵀ g(BᵀB) e₁, with the first unit vector e₁; Radau's
-    has a node at 0. If the derivatives of g alternate in sign, they are a lower and an upper bound
-    (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R of B
-    = QR with one more column: the one that B's next column, with the diagonal entry ``next_alpha``,
-    would give it, but with a zero on the diagonal.
+    has a node at 0. If the derivatives of g alternate in sign, the rules are a lower and an upper
+    bound (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R
+    of B = QR with one more column. B's next column, of the diagonal entry ``next_alpha``, gives the
+    entry above the diagonal; the entry on the diagonal is zero.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
@@ -139,8 +141,8 @@ class Bidiagonalization(Process):
         right_hand_side: (S, P) the vectors b.
 
     Attributes:
-        blocks: (S,) the index of each matrix in the operator that was first given; ``take`` leaves
-            some out.
+        blocks: (S,) the index of each matrix in the operator that was first given; ``narrow``
+            leaves some out.
         scale: (S,) ‖b‖.
         basis: (S, k, N) the columns of V.
         alpha: (S,) the diagonal entry of B's next column.

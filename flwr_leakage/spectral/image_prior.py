@@ -19,12 +19,13 @@ responses.
 """
 
 NATURAL_FALL = 0.75
-"""Frequency, in units of the highest, at which lenses and pixels reduce the variance 1/f² by the
-factor 1/e. The value was chosen on development draws; no table."""
+"""Frequency f, in units of the highest, at which lenses and pixels are taken to reduce an image's
+variance, about 1/f², by the factor 1/e. The value was chosen on development draws; no results are
+kept."""
 
 OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
-"""Mean and two differences of red, green and blue, which are nearly uncorrelated in natural images
-(Ruderman, Cronin and Chiao 1998)."""
+"""Weights of red, green and blue in their mean and in two differences, which are nearly
+uncorrelated in natural images (Ruderman, Cronin and Chiao 1998)."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class ImagePrior:
         s.
         """
         found = []
-        # each image is transformed by itself, so that its bits do not depend on B
+        # Each image is transformed by itself, so that its bits do not depend on B.
         for each in (inputs - self.grey) / self.scale:
             images = torch.einsum("oc,chw->ohw", self.colours, each)
             found.append(self.rows @ images @ self.columns.T / self.deviations)

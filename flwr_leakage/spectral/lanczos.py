@@ -56,7 +56,9 @@ class Lanczos(Process):
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """Return the next entry β (S,) beside T's diagonal; 0 if the Krylov space is exhausted."""
+        """Return the entry β (S,) that the next step adds beside the diagonal of the tridiagonal
+        matrix T; 0 if the Krylov space is exhausted.
+        """
         return self._betas[-1]
 
     def step(self) -> None:

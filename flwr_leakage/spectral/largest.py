@@ -64,8 +64,9 @@ class LargestEigenvalue:
         self._groups = [_Group(blocks, Lanczos(operator, start, image))]
 
     def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
-        """Return λmax to a relative tolerance, its eigenvector and its Krylov space, after at most
-        ``max_steps`` ≥ 1 steps, of one product with AᵀA each; those of earlier calls count.
+        """Return the largest eigenvalue of AᵀA to a relative tolerance, its eigenvector and its
+        Krylov space, after at most ``max_steps`` ≥ 1 steps, of one product with AᵀA each; those of
+        earlier calls count.
 
         Raises:
             ValueError: ``max_steps`` is below 1.
@@ -87,8 +88,9 @@ class LargestEigenvalue:
         return TopPairs(estimate, vectors, angle, basis, trace)
 
     def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
-        """Take steps until each matrix of a group has λmax to the relative tolerance, or
-        ``max_steps`` are used up. Matrices that have it leave the group.
+        """Take steps until the largest eigenvalue λmax of AᵀA is known to the relative tolerance
+        for each matrix A of a group, or ``max_steps`` are used up. Matrices whose λmax is known
+        leave the group.
         """
         limit = min(max_steps, self.operator.num_inputs)
         while group.num_steps < limit:
@@ -104,8 +106,8 @@ class LargestEigenvalue:
 
 
 class _Group(Process):
-    """Some of the S matrices, which have taken the same Lanczos steps, with the estimates of λmax
-    at each step.
+    """Some of the S matrices A, which have taken the same Lanczos steps, with the estimates of the
+    largest eigenvalue λmax of AᵀA at each step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.
@@ -126,10 +128,11 @@ class _Group(Process):
         return len(self._tops)
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """Return the index (G,) of the first step at which each matrix has λmax to the tolerance;
-        −1 if none of the first ``num_steps`` Lanczos steps is one. At such a step, two numbers are
-        within the tolerance, both relative to the estimate of λmax: the error that its residual
-        allows, and the estimate of how much it will still grow.
+        """Return the index (G,) of the first Lanczos step after which the largest eigenvalue λmax
+        of AᵀA is known to the tolerance, for each of G matrices A; −1 if that holds after none of
+        the first ``num_steps`` steps. After such a step, two numbers are within the tolerance, both
+        relative to the estimate of λmax: the error that its residual allows, and the estimate of
+        how much it will still grow.
         """
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):
@@ -138,10 +141,10 @@ class _Group(Process):
         return first
 
     def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, ...]:
-        """Return the estimates of the group's G matrices after at most ``max_steps`` steps, as
-        seven tensors: λmax (G,); whether it is within the relative tolerance (G,); its relative
-        error (G,); the eigenvectors (G, N); their angles of error (G,); the traces Σ‖Av‖² over the
-        basis (G,); and the basis (G, k, N) of the Krylov space.
+        """Return the estimates for the group's G matrices A after at most ``max_steps`` steps, as
+        seven tensors: the largest eigenvalue λmax of AᵀA (G,); whether it is within the relative
+        tolerance (G,); its relative error (G,); the eigenvectors (G, N); their angles of error
+        (G,); the traces Σ‖Av‖² over the basis (G,); and the basis (G, k, N) of the Krylov space.
         """
         taken = min(max_steps, self.num_steps)
         first = self.first_within(tolerance, taken)
@@ -164,8 +167,9 @@ class _Group(Process):
         return top, first >= 0, error, vectors, angle, trace, basis
 
     def extend(self) -> None:
-        """Take one more Lanczos step, and record the estimate of λmax after it. If the operator's
-        budget does not allow it, an error is raised, and nothing changes.
+        """Take one more Lanczos step for the matrices A of the group, and record the estimates of
+        the largest eigenvalue λmax of AᵀA after it. If the operator's budget does not allow the
+        step, ``BudgetExhausted`` is raised, and nothing changes.
         """
         process = self.process
         process.step()

@@ -193,7 +193,9 @@ class _Projected:
     top: Float[Tensor, " S"]
 
     def converged(self, tolerance: float) -> Bool[Tensor, "S E"]:
-        """Return whether the relative error of each norm ‖x‖ is within the tolerance."""
+        """Return for each solution x whether the relative error of its norm is within the
+        tolerance.
+        """
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
@@ -278,7 +280,7 @@ def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
     1926). At most last − first is added, as norms of iterates also grow in stairs.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
-    # The rest is negative or infinite if the growth does not slow down.
+    # The growth that is still to come; negative or infinite if the growth does not slow down.
     rest = growth * growth / (earlier - growth)
     slowing = (earlier > growth) & (rest < earlier + growth)
     return last + torch.where(slowing, rest, earlier + growth)

@@ -14,7 +14,7 @@ SIDE = 4
 
 STRIDE = 2
 """Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four
-times the work."""
+times the work; no results are kept."""
 
 BRIGHTNESS = 0.25
 """Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],
@@ -25,22 +25,23 @@ CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 in [0, 1], times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""Variances of the colour of a patch's contrast, as multiples of :data:`NATURAL_CHROMA`, from grey
-to colourful; each makes kinds of patches of its own."""
+"""Variances of the colour differences within a patch, as multiples of :data:`NATURAL_CHROMA`, from
+grey to colourful. The mixture has a component for each value, with each contrast and direction."""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
 """Distances in pixels over which correlation falls to 1/e: in both directions for a patch without
 an edge, and across and along an edge."""
 
 ANGLES = 4
-"""Number of directions of edges, equally spaced; each makes kinds of patches of its own."""
+"""Number of directions of edges, equally spaced. The mixture has a component for each direction,
+with each contrast and colour."""
 
 SMOOTHNESS = 1.5
-"""The power p of the correlation exp(−d^p), at the distance d in units of :data:`EXTENTS`; 1 makes
-patches rough, 2 smooth."""
+"""The power p of the correlation exp(−d^p) of two pixels of a patch, at their distance d in units
+of :data:`EXTENTS`. With 1, likely patches are rough, with 2 smooth."""
 
 PIXEL_ROUNDING = 1 / 255**2 / 12
-"""Variance of the rounding of each pixel in an image of 8 bits."""
+"""Variance of the rounding error of a pixel in [0, 1] of an image of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class PatchPrior:
         image's own likeliest kinds, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
-        # All kinds at once would take 0.6 GB for an image of 224 × 224.
+        # The patches whitened for all kinds at once would take 0.6 GB for an image of 224 × 224.
         squares = [(patches @ root.T).square().sum(-1) for root in self.whitening]
         kinds = (self.log_scales - torch.stack(squares, -1) / 2).argmax(-1)
         return PatchCost(
@@ -116,9 +117,10 @@ class PatchPrior:
 class PatchCost:
     """The quadratic cost ``xᵀ Q x = λ Σ_n ‖W_k(n) u_n‖²`` of images x minus grey.
 
-    u_n is patch n of N, with D numbers, k(n) its kind, and ``W_kᵀ W_k`` the inverse covariance of
-    kind k. As each pixel lies in several patches, λ is the number of an image's values divided by
-    that of all its patches, N D. A product costs ``N D²`` multiplications for each image.
+    u_n is patch n of N, with D numbers. k(n) is its kind, a component of the mixture in
+    :class:`PatchPrior`, and ``W_kᵀ W_k`` the inverse covariance of kind k. As each pixel lies in
+    several patches, λ is the number of an image's values divided by that of all its patches, N D. A
+    product costs ``N D²`` multiplications for each image.
     """
 
     def __init__(
@@ -134,8 +136,8 @@ class PatchCost:
         Q x``.
         """
         patches = _taken((direction / self.scale).flatten(1), self.index)
-        # Rows times matrices are three times as fast as matrices times columns, and the matrices
-        # are symmetric.
+        # Rows times matrices are computed three times as fast as matrices times columns. As the
+        # precisions are symmetric, both give the same numbers.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
@@ -151,7 +153,7 @@ class PatchCost:
 
     def _returned(self, patches: Tensor, like: Tensor) -> Tensor:
         """Return images of the shape of ``like`` (B, C, H, W) that are sums of overlapping patches
-        (B, N, D), the transpose of taking patches.
+        (B, N, D), divided by ``scale``. This map is the transpose of taking patches of images.
         """
         flat = patches.new_zeros(len(patches), like[0].numel())
         flat.index_add_(1, self.index.flatten(), patches.flatten(1))
@@ -187,9 +189,9 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance (C, C) of a pixel's C channels, relative to the variance of their sum /
-    √C. Of three channels the variance along the two axes of colour, ``OPPONENTS``, is ``colourful``
-    times ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
+    """Return the covariance (C, C) of a pixel's C channels, in units of the variance of their sum
+    divided by √C. Three channels have the variances ``colourful`` times ``NATURAL_CHROMA`` along
+    the two differences in ``OPPONENTS``; other numbers of channels are uncorrelated.
     """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)

@@ -14,7 +14,8 @@ from flwr_leakage.spectral.bidiagonal import Bidiagonal
 from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
-"""A map from eigenvalues (S, k) and λmax (S, 1) to values (S, k)."""
+"""A map from k eigenvalues of AᵀA for each of S matrices A (S, k), and the largest one λmax (S, 1),
+to values (S, k)."""
 
 CONFIDENCE = 0.99
 """Probability that a trace's error from random sampling lies within its error bar."""
@@ -130,9 +131,10 @@ def _probe(
     tolerance: float,
     order: int,
 ) -> tuple[Tensor, ...]:
-    """Return five tensors (S,) from the process of one probe z, ``start`` (S, N): zᵀf(AᵀA)z by the
-    lower and by the upper rule; an estimate of zᵀf(AᵀA)²z; the relative error of the middle between
-    both rules, or the growth that λmax may still have if larger; and the estimate of λmax. f(λ) =
+    """Return five tensors (S,) from Golub and Kahan's process of one probe z, ``start`` (S, N), for
+    each of S matrices A: zᵀf(AᵀA)z by the lower and by the upper of two quadrature rules; an
+    estimate of zᵀf(AᵀA)²z; the relative error of the middle between both rules, or the growth that
+    the largest eigenvalue λmax of AᵀA may still have if larger; and the estimate of λmax. f(λ) =
     λᵖ g(λ), with g ``function``, see :func:`spectral_sum`, and p ``order``. The process stops at
     the relative error ``tolerance``.
     """
@@ -173,9 +175,10 @@ def _probe(
 def _read(
     process: Bidiagonal, function: SpectralFunction, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four tensors (S,) from a process that started at a probe z: zᵀf(AᵀA)z by the lower and
-    by the upper rule, an estimate of zᵀf(AᵀA)²z, and one of λmax. f(λ) = λᵖ g(λ), with g
-    ``function`` and p ``order``.
+    """Return four tensors (S,) from Golub and Kahan's process for S matrices A, which started at a
+    probe z: zᵀf(AᵀA)z by the lower and by the upper of two quadrature rules, an estimate of
+    zᵀf(AᵀA)²z, and one of the largest eigenvalue of AᵀA. f(λ) = λᵖ g(λ), with g ``function`` and p
+    ``order``.
     """
     rules = process.rules(order)
     top = rules[0][0][:, :1]

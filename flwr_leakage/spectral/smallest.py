@@ -9,10 +9,13 @@ from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
 
 RESOLVABLE_CONDITION = 1e7
-"""Ratio λmax/λmin above which Lanczos with a random start does not resolve λmin in practice."""
+"""Largest ratio λmax/λmin of eigenvalues of AᵀA at which a value of Lanczos with a random start is
+accepted as λmin. At larger ratios λmin is not resolved in practice."""
 
 SETTLING_STEPS = 30
-"""Number of steps up to which no Ritz value is accepted as λmin, unless the space is exhausted."""
+"""Number of Lanczos steps up to which no Ritz value is accepted as the smallest eigenvalue λmin,
+unless the Krylov space is exhausted. After fewer, a value near another eigenvalue may look
+settled."""
 
 
 def smallest_eigenvalue(
@@ -61,7 +64,8 @@ def smallest_eigenvalue(
         last = process.num_steps >= min(max_steps, operator.num_inputs)
         leaving = done | torch.tensor(last)
         if bool(leaving.any()):
-            # Rounding moves each eigenvalue of T by up to the precision times the largest one.
+            # Rounding moves each eigenvalue of Lanczos's tridiagonal matrix by up to the precision
+            # times the largest one.
             conditions = theta[:, -1] / scale
             own = process.operator.rounding.to(scale)
             error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()

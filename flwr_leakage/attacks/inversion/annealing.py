@@ -21,9 +21,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 POWER_ITERATIONS = 6
-"""Number of steps of the power method that estimate the largest eigenvalue of the linearised
-equations' normal matrix. The prior's first weight is a tenth of it, so that an error of 20 % does
-no harm."""
+"""Number of steps of the power method that estimate the largest eigenvalue of LᵀJᵀWJL, see
+:func:`largest_eigenvalue`. The prior's weight in a run's first step is a tenth of this eigenvalue.
+It need not be exact, so that an estimate that is wrong by 20 % does no harm."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Annealing:
 
 @runtime_checkable
 class Equations(Protocol):
-    """The equations that a run fits: observed numbers, as a function of images and of a blur.
+    """The equations that Gauss–Newton fits: observed numbers as functions of images and of a blur.
 
     The numbers are, for example, the entries of the gradient. The blur is the size of the noise
     over which ReLUs and max pooling are averaged.
@@ -78,8 +78,8 @@ class Equations(Protocol):
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images with an assumed contrast.
 
-        The numbers that the equations predict stay the same. If these numbers determine the images'
-        contrast, the coordinates are returned as they are.
+        Contrast is a factor of the network's input. The numbers that the equations predict stay the
+        same. If they determine the contrast, the coordinates are returned as they are.
         """
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
@@ -149,7 +149,7 @@ class RunEnd:
         stage: str,
         stopped: bool,
     ) -> "RunEnd":
-        """Return the end of a run, with the fit of its images to the equations.
+        """Return the end of a run of Gauss–Newton, with the fit of its images to the equations.
 
         The images are given by coordinates (B, C, H, W) under the prior, and the likelihood holds
         the observed numbers of the equations. The other arguments are attributes of the result.
@@ -173,11 +173,11 @@ class RunEnd:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """Return −2 log posterior up to a constant, by which runs are ranked.
+        """Return −2 log posterior of the images at a run's end, up to a constant, to rank runs.
 
-        Each group of equations has an unknown variance of its own, as a ReLU unit wrongly taken to
-        be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The likelihood holds
-        the observed numbers of these equations and their noise.
+        Each group of the equations in ``model`` has an unknown variance of its own, as a ReLU unit
+        wrongly taken to be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The
+        likelihood holds the observed numbers of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         unknowns = self.inputs.numel()
@@ -235,10 +235,10 @@ class Annealed:
     here: Linearized | None = None
 
     def run(self, start: Tensor) -> RunEnd:
-        """Return the images at which the run ends, with their fit.
+        """Return the images at which the run of Gauss–Newton ends, with their fit to the equations.
 
-        The run starts at coordinates (B, C, H, W) under the prior. Samples that start equal and
-        have one label stay equal if the equations are symmetric in them.
+        It starts at coordinates (B, C, H, W) under the prior. Samples that start equal and have one
+        label stay equal if the equations are symmetric in them.
 
         Raises:
             ValueError: the equations are not finite at the start.
@@ -250,9 +250,9 @@ class Annealed:
         )
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
         if self._is_over(at):
             return None
@@ -303,7 +303,7 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Lower the prior's weight for the next step, and return whether the run ends instead.
+        """Return whether the run of Gauss–Newton ends; if not, lower the weight of the prior.
 
         ``at`` is the outcome of the latest step, whose products with the Jacobian are counted.
         """

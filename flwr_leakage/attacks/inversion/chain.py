@@ -46,7 +46,7 @@ from flwr_leakage.params import Params
 MOST_PATCH_ENTRIES = 1_000_000
 """Largest number of entries of one sample's patches in a layer of a chain: 4 MB in float32, which a
 batch of 128 multiplies to 0.5 GB a layer. Patches of 3×3 pixels of 16 channels at 16×16 positions
-have 36,864."""
+have 36,864. A network with a larger layer is left to autograd."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ Bend = _Elementwise | _Windows
 """The linearisation of an activation or a pooling at a point."""
 
 Nonlinear = Elements | Pooling
-"""An activation or a pooling."""
+"""An activation or a pooling, as one step of a chain."""
 
 
 @dataclass(frozen=True)
@@ -500,7 +500,7 @@ class ChainLinearization(Linearized):
         J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
         """
         self.products += 1
-        # the change of each layer's patches, or of each stage's inputs
+        # for each step of the chain, the change of a layer's patches or of a nonlinearity's inputs
         moved: list[Tensor] = []
         values = below(direction)
         for step in self._at:
@@ -606,7 +606,9 @@ class _Reached:
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """Return the same layer with errors (n, B), the derivatives ∂F/∂z by its outputs z."""
+        """Return the same layer with errors (n, B), the derivatives ∂F/∂z of a loss F by its
+        outputs z.
+        """
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:

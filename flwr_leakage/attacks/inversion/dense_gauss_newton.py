@@ -192,10 +192,10 @@ class DenseGaussNewton(OneByOne):
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
     ) -> Iterator[Tensor]:
-        """Yield up to ``starts`` images (B, C, H, W) to start from, until one repeats.
+        """Yield up to ``starts`` batches of images (B, C, H, W), at which the runs start.
 
-        Each restart has other starts. The first one is ``before``, the batch that another attack
-        found, unless it is ``None``.
+        There are fewer if a start would equal the one before. Each restart has other starts. The
+        first start is ``before``, the batch that another attack found, unless it is ``None``.
         """
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
@@ -281,7 +281,7 @@ class _Equations:
 
 @dataclass
 class _Run:
-    """The steps from one start, until they converge or make no progress.
+    """The Gauss–Newton steps from one start, until they converge or make no progress.
 
     Attributes:
         equations: the gradient, the likelihood and the prior of the images.
@@ -310,16 +310,16 @@ class _Run:
     def __post_init__(self) -> None:
         self._watch, self._misfits = Stopwatch(), list[float]()
         self._longest = 0.0  # CPU seconds of the longest step so far
-        # A step may take one iteration for 16 unknowns with an earlier step's matrix as the
-        # preconditioner. After a step that takes as many, the next one has a matrix of its own,
-        # which costs as much as 700 iterations or more.
+        # With an earlier step's matrix as the preconditioner, a step may take one iteration of
+        # conjugate gradients for every 16 unknowns. After a step that takes as many, the next one
+        # has a matrix of its own, which costs as much as 700 iterations or more.
         self._limit = max(1, int(self.equations.model.size / 16))
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.inputs(at.point)
@@ -351,7 +351,7 @@ class _Run:
             pulled = linear.pull((rows * dual)[: -model.size])
             return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
 
-        # Residuals within their bounds, and pixels within their range, have no derivative.
+        # Residuals within their bounds, and pixels within their range, have the derivative 0.
         here = Linearized(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
         # A residual above 1e-4, in the norm of the preconditioner, would leave errors in the
@@ -360,7 +360,10 @@ class _Run:
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the latest step, whose outcome is ``at``, and return whether the run ends here."""
+        """Count the latest Gauss–Newton step, and return whether the run ends after it.
+
+        ``at`` is the outcome of the step.
+        """
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
@@ -378,8 +381,8 @@ class _Run:
                 return True
         if not distance > attack.tolerance:
             return True
-        # Near a solution the relative squared distance is at most 1e-4. On batches of eight of
-        # LeNet, first-order attacks reach that at best.
+        # A run counts as near a solution at a relative squared distance of at most 1e-4. On LeNet
+        # with batches of eight, first-order attacks reach that at best.
         allowed = self.budget if distance <= 1e-4 else self.own
         if allowed.is_spent:
             self.is_stopped = True

@@ -76,7 +76,9 @@ class Rows:
 
     @classmethod
     def joined(cls, chunk: "Sequence[Rows]") -> "Rows":
-        """Return the rows of several observations of equal shape and schedule as one object."""
+        """Return the candidate batches for several observations of equal shape and schedule as one
+        object.
+        """
         return replace(
             chunk[0],
             indices=[index for rows in chunk for index in rows.indices],
@@ -234,7 +236,8 @@ class Evaluator:
             fields, field_dims = [], []
             for field in range(len(chosen[0][number])):
                 values = [seen[number][field] for seen in chosen]
-                # Observations are always stacked, as a stack of equal ones costs little.
+                # Only parameters and buffers are passed once. Observed gradients and statistics are
+                # always stacked, as a stack of equal ones costs little.
                 shared = field < 2 and all(_same(value, values[0]) for value in values)
                 first = values[0]
                 if not shared:

@@ -51,18 +51,19 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 DRAWS = 16
-"""Number of images of the prior that measure the spread of the inputs of ReLUs and pooling. A
-deviation of 16 draws has an error of 1/√32, 18 %, far less than the blur fades in two steps."""
+"""Number of images of the prior from which the standard deviation of the inputs of each ReLU and
+max pooling is estimated, the unit of the blur. From 16 draws it has an error of 1/√32, 18 %. By
+default the blur falls by more than that in two steps."""
 
 
 @dataclass(frozen=True)
 class GaussNewton(OneByOne):
     """An attack by Gauss–Newton, in which the prior's weight and the blur of ReLUs fall.
 
-    The attack takes any network, any batch whose labels are known or inferred, several local steps,
-    sums of clients and several rounds, noise, and pruning. It solves all samples jointly. There may
-    be several runs. The result is the end of the run with the least energy, −2 log posterior up to
-    a constant.
+    The blur averages ReLUs and max pooling over noise in their inputs. The attack takes any
+    network, any batch whose labels are known or inferred, several local steps, sums of clients and
+    several rounds, noise, and pruning. It solves all samples jointly. There may be several runs.
+    The result is the end of the run with the least energy, −2 log posterior up to a constant.
 
     Attributes:
         annealings: settings of the runs, at least one. Each run begins at grey images.
@@ -128,7 +129,7 @@ class GaussNewton(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples of least energy that the runs find for one problem.
+        """Return the likeliest samples at which a run of Gauss–Newton ends, for one problem.
 
         Args:
             problem: the network, the observed update and the attacker's knowledge, in float64.
@@ -160,9 +161,10 @@ class GaussNewton(OneByOne):
         share = 1.0 if not self.both else 0.7
         found = solver.fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
-        # The other equations failed if the relative squared distance of several steps is above 0.1.
-        # On 48 development draws it was at most 0.04 after a success, and at least 0.5 in the four
-        # failures. For one step, the distance would also contain the noise.
+        # If local training has several steps, the fit of the other equations failed if it leaves
+        # the gradient a relative squared distance above 0.1. On 48 development draws the distance
+        # was at most 0.04 after a success, and at least 0.5 in the four failures. For one step, the
+        # distance would also contain the noise.
         failed = solver is not self and model.passes > 1 and not best.distance <= 0.1
         if failed:
             fitted = f"{fitted}, which led nowhere"
@@ -171,7 +173,7 @@ class GaussNewton(OneByOne):
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
             # The budget may have ended the fit of the gradient early, far from the observed
-            # gradient.
+            # gradient, so that less energy alone is not enough.
             is_nearer = self.both or found[0].distance < best.distance
             if next(energies) < next(energies) and is_nearer:
                 best, fitted = found[0], "the gradient, which is the likelier fit"
@@ -199,7 +201,8 @@ class GaussNewton(OneByOne):
 
         Steps with fewer iterations make no progress. One linearisation is timed, which takes about
         as long as an iteration. The prior's first weight takes a few products with the Jacobian.
-        The trials of the step's length and the judgement of its end take as long as five more.
+        The trials of the step's length and the judgement of its end take as long as five more
+        iterations.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
@@ -215,7 +218,7 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None = None,
     ) -> tuple[RunEnd, int, int]:
-        """Fit equations by all runs and by the additional steps that settle the best ones.
+        """Fit equations by runs of Gauss–Newton, and by further steps that settle the best ones.
 
         No further run follows one that fits the gradient to the noise.
 
@@ -260,7 +263,7 @@ class GaussNewton(OneByOne):
         return best.judged(model, likelihood), products, steps
 
     def _explains(self, end: RunEnd) -> bool:
-        """Return whether the images at a run's end fit the observed numbers to the noise.
+        """Return whether the images at the end of a run of Gauss–Newton fit the observed numbers.
 
         They do if the mean squared residual is at most 1.1 times the noise's variance, or the
         relative squared distance of the gradients at most ``solved_distance``.
@@ -308,10 +311,11 @@ class GaussNewton(OneByOne):
     def _correct_labels(
         self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
     ) -> "tuple[_Model, int, int, int]":
-        """Change one label after another as long as short runs then end at less energy.
+        """Change one label after another as long as short runs of Gauss–Newton end at less energy.
 
-        ``model`` is the gradient as equations, under the inferred labels, and ``likelihood`` the
-        observed one with its noise. Runs start at coordinates (B, C, H, W); ``None`` for grey.
+        Energy is −2 log posterior up to a constant. ``model`` is the gradient as equations, under
+        the inferred labels, and ``likelihood`` the observed one with its noise. Runs start at
+        coordinates (B, C, H, W); ``None`` for grey.
 
         Returns:
             The equations under the best labels; the number of changes that were kept; and the
@@ -324,8 +328,8 @@ class GaussNewton(OneByOne):
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
-        # Residuals far from convergence must count as errors of the model, so that energies can be
-        # compared.
+        # Short runs end far from convergence. Their residuals must count as errors of the model, so
+        # that their energies can be compared.
         annealing = replace(self.annealings[0], model_error=1.0)
         best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0
@@ -348,7 +352,8 @@ class GaussNewton(OneByOne):
                 found = short.run(other, likelihood, annealing, budget, start)
                 products, steps = products + found.products, steps + found.steps
                 rivals.append((found.energy, other, found))
-            # A change must lower the energy of a short run by 0.01 for each entry of the update.
+            # A changed label is kept only if it lowers the energy at the end of a short run by 0.01
+            # for each entry of the update.
             least = best.energy - 0.01 * len(likelihood.observed)
             rivals = [rival for rival in rivals if rival[0] < least]
             if not rivals:
@@ -365,7 +370,7 @@ class GaussNewton(OneByOne):
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
     ) -> RunEnd:
-        """Return the images at which one run ends, with their fit to the equations.
+        """Return the images at which one run of Gauss–Newton ends, with their fit to the equations.
 
         Args:
             model: the equations to fit.
@@ -393,7 +398,7 @@ class Rewriting(Protocol):
 
     Attributes:
         purpose: the name of the equations, for messages.
-        annealings: settings of the runs, each of which begins at grey images.
+        annealings: settings of the runs of Gauss–Newton, each of which begins at grey images.
         products: approximate largest number of products with the equations' Jacobian or its
             transpose in a run.
         settling: the additional steps that follow the best runs.
@@ -465,8 +470,9 @@ class _Model:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the same images with an assumed contrast.
 
-        If the gradient does not depend on the images' contrast, the largest one is assumed at which
-        pixels are valid. Otherwise the coordinates are returned as they are.
+        Contrast is a factor of the network's input. If the gradient does not depend on it, the
+        largest one is assumed at which pixels are valid. Otherwise the coordinates are returned as
+        they are.
         """
         return self.contrast.gauged(self.prior, coordinates)
 
@@ -478,7 +484,7 @@ class _Model:
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the gradient at images (B, C, H, W), and products with its Jacobian, in float32.
 
-        ``blur`` is β, the size of the blur of ReLUs and max pooling.
+        ``blur`` is β, the size of the noise over which ReLUs and max pooling are averaged.
         """
         return Linearization(partial(self._parts, blur=blur), inputs)
 
@@ -502,16 +508,16 @@ class _Model:
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the pseudo-gradient g(x; β) (P,) of all rounds, one after another.
 
-        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
-        ``precise``, it is computed in float64, else in float32.
+        x are images (B, C, H, W), and β is the size of the noise over which ReLUs and max pooling
+        are averaged. If ``precise``, the result is computed in float64, else in float32.
         """
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter.
 
-        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
-        ``precise``, it is computed in float64, else in float32.
+        x are images (B, C, H, W), and β is the size of the noise over which ReLUs and max pooling
+        are averaged. If ``precise``, the result is computed in float64, else in float32.
         """
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets

@@ -20,15 +20,16 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return an estimate of the CPU seconds of ``A Aᵀ`` for A (n, k), by timing a block."""
+    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes for A (n, k), by timing a block."""
     block, watch = rows[:512], Stopwatch()
     block @ block.T
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
 
 
 _ENTRIES = 2**27
-"""Largest number of entries of the columns that are computed at once: 1 GiB. At 11 million
-parameters 128 columns would take 11 GB. The budget is checked between such blocks only."""
+"""Largest number of entries in a block of the Jacobian's columns, which are computed at once: 1 GiB
+in float64. At 11 million parameters 128 columns would take 11 GB. The budget is checked between
+blocks only."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class Jacobian:
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """Return the pseudo-gradients g(x) (P,) of all rounds, latest first, at x (B, C, H, W)."""
+        """Return the pseudo-gradients (P,) of all rounds, the latest first, that samples with the
+        given inputs (B, C, H, W) would cause.
+        """
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(

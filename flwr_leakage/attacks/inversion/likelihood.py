@@ -55,23 +55,23 @@ class Groups:
 
     @classmethod
     def of(cls, problem: Problem) -> "Groups":
-        """Return the groups of a problem's update, over all rounds, such as a kernel's entries."""
+        """Return the groups of entries with similar errors, such as a kernel's, of all rounds."""
         rounds = problem.rounds
         return cls([value.shape for posed in rounds for value in posed.gradient.values()])
 
     @property
     def counts(self) -> Tensor:
-        """(G,) the number of an update's entries in each of the G groups."""
+        """(G,) the number of an update's entries in each of G groups with similar errors."""
         sizes = torch.tensor([shape.numel() for shape in self.shapes])
         return (sizes // torch.tensor(self._numbers))[self.tensors]
 
     @property
     def tensors(self) -> Tensor:
-        """(G,) index of the tensor to which each of the G groups belongs."""
+        """(G,) index of the parameter tensor to which each of the G groups of entries belongs."""
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum (G,) over each of G groups of the values (P,) of an update's entries."""
+        """Return the sum (G,) of the values (P,) of an update's entries over each of G groups."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -83,7 +83,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values (G,) of groups of an update's entries for all of these entries (P,)."""
+        """Return values (P,) for the entries of an update, each that of its group among (G,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -95,7 +95,7 @@ class Groups:
 
     @property
     def _numbers(self) -> list[int]:
-        """The number of groups in each of the T tensors."""
+        """The number of groups of entries in each of the T parameter tensors."""
         return [
             shape[:2].numel() if len(shape) > 2 else shape[1] if len(shape) == 2 else shape.numel()
             for shape in self.shapes
@@ -159,7 +159,7 @@ class Likelihood:
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values (T,) of an update's parameter tensors for all of their entries (P,)."""
+        """Return values (P,) for the entries of an update, each that of its tensor among (T,)."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:

@@ -81,11 +81,12 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> Rows:
-        """Return one row for each observed update: its best start, with its labels and its order.
+        """Return for each observed update the best of its starts, with the labels and order found.
 
         Args:
-            rows: ``starts`` starts for each observed update, one update after another.
-            evaluator: a map from rows to an evaluator of the objective.
+            rows: the candidate batches, ``starts`` for each observed update, one update after
+                another.
+            evaluator: a map from candidate batches to an evaluator of their objective.
             optimizer: the minimiser, of which each fit takes a few iterations.
             project: a map of points to valid ones, or ``None``.
             report: a callback for the optimizer's progress, or ``None``.

@@ -7,10 +7,10 @@ equations, solved to first order, leave a normal posterior of the images. Draws 
 the input of each unit may still move. A unit whose sign is certain keeps its kink, and a doubtful
 unit is averaged over both masks. A wrong mask spoils the equations of its own unit only. So the
 variance of the equations' errors is read from the residual, kernel by kernel and feature by
-feature, and the other equations keep their weight. Blur and variances fall with the residual. The
-prior decides about the directions of the images that the equations leave open: first that of the
-run, and once an image shows its kinds of patches,
-:class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
+feature, and the other equations keep their weight. Blur and variances fall with the residual. A
+prior decides about the directions of the images that the equations leave open. It is the run's
+normal prior at first, and later :class:`flwr_leakage.spectral.patch_prior.PatchPrior`, as the kinds
+of patches (flat, smooth, textured or with an edge) are then seen in the images.
 """
 
 import math
@@ -32,11 +32,11 @@ from flwr_leakage.values import require
 
 @dataclass(frozen=True)
 class Settling:
-    """The additional steps after a run for one image, which blur each ReLU unit on its own.
+    """The additional steps after a run of Gauss–Newton for one image, which blur each ReLU unit.
 
-    Each step draws an image from the posterior. A blur is given in posterior deviations, the
-    standard deviation that a unit's input has over such draws. If a budget does not allow all
-    products, each step takes fewer.
+    The blur averages a ReLU over noise in its input. Each step draws an image from the posterior. A
+    blur is given in posterior deviations, the standard deviation that a unit's input has over such
+    draws. If a budget does not allow all products, each step takes fewer.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 a run ends without them.
@@ -77,10 +77,11 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the images after the additional steps, with their fit to ``model``, the equations.
+        """Return the images after further steps, with their fit to ``model``, the equations.
 
-        The steps blur each ReLU unit on its own, and continue the run that ended at ``start``. The
-        likelihood holds the observed numbers of the equations and their noise.
+        The steps continue the run of Gauss–Newton that ended at ``start``, and blur each ReLU unit
+        by its own uncertainty. The likelihood holds the observed numbers of the equations and their
+        noise.
         """
         if not self.steps:
             return start
@@ -109,7 +110,7 @@ class Settling:
 
 
 class _Pace:
-    """The division of a run's allowed products and CPU seconds among its remaining steps.
+    """The division of the allowed Jacobian products and CPU seconds among the remaining steps.
 
     Args:
         settling: the settings, with the numbers of steps and products.
@@ -135,8 +136,8 @@ class _Pace:
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
         """Return whether no further step follows, and shorten the next steps if time is short.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome. ``last``
-        holds the equations that were linearised for that step, or ``None``.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
+        ``last`` holds the equations that were linearised for that step.
         """
         assert last is not None
         self.products += last.linear.products
@@ -191,9 +192,9 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the linear least-squares problem of the next step, or ``None`` at the end.
+        """Return the linear least-squares problem of the next Gauss–Newton step; ``None`` to end.
 
-        ``at`` holds the images' coordinates after the previous step, and its outcome.
+        ``at`` holds the images' coordinates after the previous step, and that step's outcome.
         """
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
@@ -203,7 +204,7 @@ class Doubts:
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
             images = [self.prior.inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
-            # the spreads must not be zero, as blurs divide by them
+            # Widths must not be zero, as a blurred ReLU divides by them.
             widths = [(width * unit).clamp_min(1e-9) for unit in found]
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
         if self.is_over(at, self._last[0] if self._last else None):
@@ -214,8 +215,8 @@ class Doubts:
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
         """Return the blurred equations linearised at coordinates (B, C, H, W), and two solvers.
 
-        The solvers are that of a step and that of a draw. The result is ``None`` if ``solvers``
-        ends the descent.
+        One solves for the next step, and one for a draw from the posterior. The result is ``None``
+        if ``solvers`` ends the descent.
         """
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)

@@ -60,7 +60,8 @@ class SignOfGradient:
         weight = find_last_layer(problem).weight
         if weight not in problem.gradient_map.trained:
             raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
-        # The product leaves the sign of the error open. Its one negative entry is the largest.
+        # The factor of rank one has the error with either sign. The error's entry of the true class
+        # is negative, and of all entries the largest in magnitude.
         error = torch.linalg.svd(problem.gradient[weight], full_matrices=False).U[:, 0]
         return idlg_label(torch.where(error[error.abs().argmax()] > 0, -error, error))
 
@@ -182,7 +183,7 @@ def assume_targets(
     attack, or ``joint`` to optimise them.
 
     Raises:
-        ValueError: the inference does not give B class indices.
+        ValueError: the inference does not give B indices of the K classes.
     """
     like = problem.like
     count, classes = problem.num_samples, problem.spec.num_classes

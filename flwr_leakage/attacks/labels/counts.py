@@ -17,19 +17,20 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 HIDDEN = 1 / 30
-"""Largest singular value of rounding, as a share of the least one that samples cause, at which the
-span of the last layer's gradient counts as that of the samples' errors. With parameters in single
-precision the share was up to 1e-3 on batches of four of trained networks; no results are kept."""
+"""Largest ratio of two singular values of the last layer's gradient, the first one that rounding
+causes and the last one that samples cause, at which its columns count as spanning the samples'
+errors. With parameters in single precision the ratio was up to 1e-3 on batches of four of trained
+networks; no results are kept."""
 
 NEGATIVE = 1e-3
 """Size up to which a negative entry of a sample's error counts as zero. The error is the derivative
 of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
-"""Each possible class is given a sample if a class without samples seems possible with at most this
-probability. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability of 98 %,
-fewer labels were right with this rule than without it (four trained networks, development images;
-no results are kept)."""
+"""Largest probability that :func:`possible_classes` marks a class without samples as possible, at
+which each possible class is given a sample. For 10 classes, 6 samples have a lower one. With 8
+samples, which have 98 %, fewer labels were right with this rule than without it (four trained
+networks, development images; no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all
@@ -56,7 +57,7 @@ def class_counts(
     Each count first gets its whole part. The samples that are left go to the largest remainders.
 
     If there are at most as many possible classes as samples, each of these classes gets one sample
-    first. This is not done if a class without samples may often seem possible
+    first. No class gets one first if a class without samples may often seem possible
     (:func:`chance_by_signs`), or if whole counts already explain the gradient.
 
     Args:
@@ -131,7 +132,7 @@ def possible_classes(
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
     if num_samples >= min(count - 1, len(sizes)):
         return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
-    # The gradient outside of B directions is rounding or noise.
+    # Singular values after the first B, for B samples, come from rounding or noise.
     share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
     if not share <= HIDDEN:
         return everything
@@ -287,7 +288,8 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the mean input (F,) of the last linear layer, or ``None`` if there is none.
+        """Return the mean input (F,) of the last linear layer; ``None`` if no such layer gives the
+        logits.
 
         Raises:
             ValueError: there is no such layer, and the update has several steps.

@@ -30,11 +30,13 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8
-"""Number of random starts for each label in a round, and number of rounds without a new sample
-after which the search ends. More of either only takes longer."""
+"""Number of random starts for each label in a round of the search for samples, and number of rounds
+without a new sample after which the search ends. More of either take longer, and find no more
+samples."""
 
 STEPS = 40
-"""Number of Levenberg–Marquardt steps from each start; more only take longer."""
+"""Number of Levenberg–Marquardt steps from each start of the search for a sample. More take longer,
+and find no more samples."""
 
 SPREAD = 3.0
 """Standard deviation that random starts of the search have in the logits, along each direction in
@@ -50,10 +52,10 @@ SOFTMAX_ROUNDINGS = 4.0
 no results are kept."""
 
 LARGEST_SCALE_ERROR = 0.1
-"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. The dual t gives the
-sample's features, and q holds the coordinates of its error; t·q = 1 for a true sample. If noise
-merges two samples of one class into a false one, it is about 0.3 (chosen on development draws; no
-results are kept)."""
+"""Largest ``|t·q − 1|`` at which a sample counts as found, whatever the noise. For the last layer's
+gradient ``U [R, β]``, the sample has features t R and an error U q, and t·q = 1 if it is a true
+one. If noise merges two samples of one class into a false one, ``|t·q − 1|`` is about 0.3 (chosen
+on development draws; no results are kept)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:
@@ -76,7 +78,8 @@ class HeadSamples:
         weight: the name of the last layer's weight.
         factor: the factors ``U [R, β]`` of the layer's gradient, of rank b.
         labels: (k,) classes of the k ≤ b samples found.
-        duals: (k, b) the vectors t of these samples; a sample's features are ``t R``.
+        duals: (k, b) the vectors t of these samples; a sample's features, its inputs of the layer,
+            are ``t R``.
         errors: (k, K) derivatives of the batch's mean loss by these samples' logits.
     """
 
@@ -116,10 +119,10 @@ class HeadSamples:
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
-    The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
-    rows of R their features. A returned sample has features t R and an error U q, with its dual t
-    (b,) and coordinates q (b,). Up to rounding and noise, its features and label predict its error,
-    and t·q = 1.
+    The gradient is ``U [R, β]``. The columns of U span the errors of all samples, the derivatives
+    of the loss by the logits, and the rows of R their features, the layer's inputs. A returned
+    sample has features t R and an error U q, with its dual t (b,) and coordinates q (b,). Up to
+    rounding and noise, its features and label predict its error, and t·q = 1.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its
@@ -239,9 +242,9 @@ class _Equations:
     """The equations for the features of a sample behind a last layer's gradient, given its label.
 
     The gradient ``[∂L/∂W, ∂L/∂c]`` by the layer's weight and bias, of rank b, is ``U [R, β]``, with
-    U (K, b), R (b, F) and β (b,). The features are t R, with the sample's dual t (b,). This is
-    ``t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the error of the
-    sample's logits lies in the span of U.
+    U (K, b), R (b, F) and β (b,). The features are t R, with the sample's dual t (b,). The dual is
+    ``t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the sample's error,
+    the derivative of the loss by its logits, lies in the span of U.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.

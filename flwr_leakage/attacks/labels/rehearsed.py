@@ -29,7 +29,7 @@ private samples. The values were chosen on development draws; no results are kep
 
 DUMMIES = 240
 """Number of dummy images of each kind, over all classes; there are at least two of each class. The
-value bounds the cost (``LabelRound.infer``)."""
+value bounds the cost of making them."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
 """Number of samples that all steps of a rehearsal take together, and its smallest and largest
@@ -37,20 +37,21 @@ mini-batch. A long training is repeated with as many steps of smaller mini-batch
 the cost."""
 
 MAX_STEPS = 256
-"""Largest number of steps of a rehearsal. There must be a limit, as a client may claim any
-number."""
+"""Largest number of steps of a rehearsal, which repeats local training on dummy images. There must
+be a limit, as a client may claim any number."""
 
 REPLAYED_STEPS = 100
-"""Largest number of steps for which :class:`ClassCounts` is tried, as it replays all steps 50 times
-for each rehearsal."""
+"""Largest number of local steps for which :class:`ClassCounts` is tried. It replays all steps 50
+times for each rehearsal, a repetition of the training on dummies."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
-frequencies: skewed clients, as in experiments on label skew. No results are kept."""
+frequencies. The value makes clients skewed, as in experiments on label skew; no results for other
+values are kept."""
 
 NOISE_DRAWS = 2
-"""Number of draws of an update's noise that are added to each rehearsal, once at its full length
-and once clipped. Six rehearsals give 24 noisy ones."""
+"""Number of draws of noise that are added to the update of each rehearsal, as it is and scaled to
+the size of the client's clipped update. Six rehearsals give 24 noisy ones."""
 
 NOISE_AGAIN = 24
 """Number of draws of noise that are added to an update that is noisy already, to see how far its
@@ -61,8 +62,8 @@ NOISE_SHARE = 0.01
 an update with less noise, class counts follow to within a percent. Rounding is smaller."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
-"""The values among which the free rate r of a method is chosen: the factor of the classifier's
-change from which the method infers class frequencies."""
+"""The values among which the free rate r of each method in :data:`METHODS` is chosen. A method
+multiplies a change of the classifier by r, and infers class frequencies from the product."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +107,19 @@ METHODS: dict[str, Callable[[Shift, float], Tensor]] = {
 """The methods by name. Each gives class frequencies c (K,) for a :class:`Shift` and one free rate
 r > 0.
 
-- The first is exact for SGD if p̄, the mean softmax along the way, is known: the bias changes by
-  −η Σ_t (p̄_t − c), so that c = p̄ + Δb / (ηT). It takes the mean of both ends for p̄.
-- The others take c as the prior that a classifier has learnt: with it, its logits shift by log c
-  (label shift; Saerens, Latinne and Decaestecker 2002), as far as training went.
+- The first is exact for SGD of T steps at the rate η if p̄, the mean of the softmax p_t over steps
+  t, is known: the bias changes by Δb = −η Σ_t (p_t − c), so that c = p̄ + Δb / (ηT). The method
+  takes the mean of the softmax before and after training for p̄.
+- The others take c as the class prior that the classifier has learnt. A fully learnt prior shifts
+  its logits by log c (label shift; Saerens, Latinne and Decaestecker 2002); r scales the shift.
 """
 
 BIASED = tuple(METHODS)[:3]
-"""The names of the methods that need a trained bias of the logits."""
+"""The names of those of the :data:`METHODS` that need a trained bias of the logits."""
 
 REPLAY = "replay of the last layer"
-"""The name of the method of :class:`ClassCounts`, which replays the last layer's training, and has
-no free rate."""
+"""The name of the method by which :class:`ClassCounts` infers class frequencies: it replays the
+last layer's training, and has no free rate."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ class Rehearsals:
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
         """Return the class counts behind a client's update.
 
+        The method is the one that was best in rehearsals, repetitions of the training on dummies.
         If the update has noise, the rehearsals get noise of the same size, so that the methods are
         calibrated under it. A client that adds noise may also clip. So half of the rehearsals that
         are judged are scaled to the update's length. Noise is added to the update again several
@@ -294,8 +297,8 @@ class Rehearsals:
         """Return the size s ≤ 1 of a client's update G in the last layer, without its noise.
 
         It is relative to the rehearsals' updates R: ``s² = (‖G‖² − dσ²) / mean ‖R‖²`` for d entries
-        with noise σ. The numerator is at least the standard deviation √(2d) σ² of the noise's
-        energy.
+        with noise σ. The numerator is at least √(2d) σ², the standard deviation of the noise's
+        squared norm.
         """
         released, rate = problem.gradient[self.head].double(), problem.schedule.learning_rate
         energies = [float(each.delta[self.head].double().square().sum()) for each in self.made]
@@ -307,7 +310,8 @@ class Rehearsals:
     def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
         """Return noisy rehearsals: each update, scaled by ``size``, with ``NOISE_DRAWS`` noises.
 
-        ``std`` is the noise's standard deviation in an entry of the pseudo-gradient.
+        A rehearsal's update is that of a training on dummies. ``std`` is the noise's standard
+        deviation in an entry of the pseudo-gradient.
 
         Raises:
             ValueError: the rehearsals' updates were not kept.
@@ -328,7 +332,7 @@ class Rehearsals:
 
 
 def _with_noise(delta: Params, std: float, stream: torch.Generator) -> Params:
-    """Return an update with independent Gaussian noise on each entry."""
+    """Return an update with independent Gaussian noise of deviation ``std`` added to each entry."""
     return {
         name: value + std * torch.randn(value.shape, generator=stream).to(value)
         for name, value in delta.items()
@@ -336,7 +340,9 @@ def _with_noise(delta: Params, std: float, stream: torch.Generator) -> Params:
 
 
 def _noise_share(matrix: Tensor) -> float:
-    """Return ``‖Σₖ Gₖ‖ / ‖G‖`` of the rows of a last layer's update: about 1 for noise alone."""
+    """Return ``‖Σₖ Gₖ‖ / ‖G‖`` of a last layer's update G with rows Gₖ: about 1 if G is only noise,
+    and 0 up to rounding without noise.
+    """
     whole = float(matrix.double().norm())
     return float(matrix.double().sum(0).norm()) / max(whole, 1e-300)
 
@@ -344,7 +350,8 @@ def _noise_share(matrix: Tensor) -> float:
 def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
     """Return the share of labels that a last layer's replay has right; ``None`` if it is refused.
 
-    The rehearsal has ``steps`` steps, the update ``delta`` and class frequencies ``truth`` (K,).
+    The replay is that of a rehearsal, a training on dummies of ``steps`` steps, with the update
+    ``delta`` and class frequencies ``truth`` (K,).
     """
     gradient = scale(delta, -1 / problem.schedule.learning_rate)
     posed = replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
@@ -415,7 +422,9 @@ def rehearse(
 
 
 def _head(problem: Problem) -> str:
-    """Return the name of the last layer's trained weight; empty if no layer gives the logits."""
+    """Return the name of the last layer's weight; empty if it is frozen, or no layer gives the
+    logits.
+    """
     try:
         name = find_last_layer(problem).weight
     except ValueError:
@@ -426,8 +435,9 @@ def _head(problem: Problem) -> str:
 def rehearsed_steps(num_steps: int) -> int:
     """Return the number of local steps in the rehearsals for a client with ``num_steps`` steps.
 
-    Up to 8 steps it is the same number. Beyond, it is the nearest of numbers that grow by factors
-    of 2^¼, and at most 256. So clients of similar sizes can share their rehearsals.
+    Rehearsals repeat the client's training on dummies. Up to 8 steps it is the same number. Beyond,
+    it is the nearest of numbers that grow by factors of 2^¼, and at most 256. So clients of similar
+    sizes can share their rehearsals.
 
     Example:
         >>> [rehearsed_steps(n) for n in (1, 8, 15, 16, 80, 5000)]
@@ -454,8 +464,9 @@ def _replay(problem: Problem) -> Tensor:
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
     """Return the rate r > 0 at which a method has most labels right over all given rehearsals.
 
-    The method maps the change of a classifier's outputs, and the rate as its one free factor of
-    this change, to class frequencies (K,).
+    A rehearsal is a training on dummies with known labels. The method maps the change of a
+    classifier's outputs by it, and the rate as one free factor of this change, to class frequencies
+    (K,).
     """
 
     def right(rate: float) -> float:

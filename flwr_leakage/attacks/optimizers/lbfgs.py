@@ -19,8 +19,8 @@ from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 from flwr_leakage.values import require
 
 ARMIJO, CURVATURE = 1e-4, 0.9
-"""c₁ of the sufficient decrease and c₂ of the strong curvature condition, as Nocedal and Wright
-advise for quasi-Newton methods (2006, section 3.1)."""
+"""The constants c₁ of sufficient decrease and c₂ of curvature in the strong Wolfe conditions, as
+Nocedal and Wright advise for quasi-Newton methods (2006, section 3.1)."""
 
 
 @dataclass(frozen=True)

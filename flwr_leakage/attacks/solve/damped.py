@@ -12,15 +12,14 @@ from flwr_leakage.attacks.solve.posterior import Kept, Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
 MANY_ITERATIONS, MOST_ITERATIONS = 40, 60
-"""Number of iterations of conjugate gradients in a system after which the normal matrix is
-computed anew for the next step, and the largest number. If conjugate gradients take the largest
-number, the matrix is computed anew for the same step. To compute it costs as much as about 60
-iterations."""
+"""Two numbers of iterations of conjugate gradients in one linear system. After more than the first,
+the normal matrix is computed anew for the next step. The second is the largest; if it is taken, the
+matrix is computed anew for the same step, which costs as much as about 60 iterations."""
 
 LEAST_SHIFT = 1e-5
-"""Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of
-its diagonal. Rounding moves eigenvalues of a matrix of n rows in single precision by about √n
-2⁻²⁴, 4e-6 for 5,000 rows, and would make it indefinite."""
+"""Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of its
+diagonal. Rounding moves eigenvalues of a matrix of n rows in single precision by about √n 2⁻²⁴,
+4e-6 for 5,000 rows, and could make JᵀJ indefinite."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,10 @@ class _Factored:
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor ``JᵀJ + σ d̄ I`` again if the shift σ differs by more than a factor of 30.
+        """Factor ``JᵀJ + σ d̄ I`` again if the shift σ differs from the present one by more than a
+        factor of 30.
 
-        d̄ is the mean of JᵀJ's diagonal.
+        J is the derivative of a problem's residuals, and d̄ the mean of JᵀJ's diagonal.
         """
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)

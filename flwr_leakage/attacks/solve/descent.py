@@ -68,10 +68,11 @@ class Iterate:
 
 
 Pose = Callable[[Iterate], Posed | None]
-"""Map from an iterate of a descent to its next step, or to ``None``, which ends the descent."""
+"""Map from an iterate of a descent to the quadratic model of the next step, or to ``None``, which
+ends the descent."""
 
 Search = Callable[[Posed, Iterate], Iterate]
-"""Map from a posed step and the iterate before it to the next iterate."""
+"""Map from the quadratic model of a step, and the iterate before the step, to the next iterate."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,11 @@ class Damping:
 
 
 def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
-    """Return the iterate at which a descent ends, because no further step is posed.
+    """Return the iterate at which a descent ends, because ``pose`` gives no further step.
 
-    ``pose`` maps an iterate to the next step, or to ``None`` at the end. ``search`` maps this step,
-    and the iterate before it, to the next iterate. The start may have any shape.
+    ``pose`` maps an iterate to the quadratic model of the next step, or to ``None`` at the end.
+    ``search`` maps this model, and the iterate before the step, to the next iterate. The start may
+    have any shape.
     """
     at = Iterate(start)
     while (posed := pose(at)) is not None:

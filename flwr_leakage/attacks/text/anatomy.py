@@ -70,11 +70,14 @@ class Span:
         return self.basis.shape[0] > self.basis.shape[1] - 4
 
     def outside(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
-        """Return the part of each vector that is orthogonal to the span."""
+        """Return the part of each vector that is orthogonal to the span of a layer's inputs."""
         return vectors - vectors @ self.basis.T @ self.basis
 
     def probes(self, most: int) -> Float[Tensor, "k n"]:
-        """Return k ≤ ``most`` orthonormal directions orthogonal to the span, from a fixed seed."""
+        """Return k ≤ ``most`` orthonormal directions orthogonal to the span of a layer's inputs.
+
+        They are drawn with a fixed seed.
+        """
         rank, width = self.basis.shape
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(min(most, width - rank), width, generator=generator)
@@ -278,7 +281,7 @@ class Anatomy:
         """Return the tables, layers and attention of a problem's model.
 
         Raises:
-            ValueError: the ids look up no table of the model.
+            ValueError: the token ids are no indices into an embedding table of the model.
         """
         spec = problem.spec
         first = 1 if spec.padding == 0 else 0
@@ -351,7 +354,7 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The linear layers that take the first attention's outputs, or ``None``."""
+        """The trained layers that take the first attention's outputs; ``None`` if none do."""
         return next(iter(self.deep), None)
 
     @property

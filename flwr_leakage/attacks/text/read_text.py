@@ -27,13 +27,15 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 CERTAIN = 1e-5
-"""Largest distance of vectors from a span, and largest relative distance of the replayed gradient,
-at which texts are certified. Private texts had 4e-7 and 1.3e-7 at most, and nearly right texts (a
-neighbour token, two tokens swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
+"""Largest relative distance of the texts' vectors from the span of a layer's gradient, and of the
+texts' gradient from the observed one, at which texts are certified. Private texts had 4e-7 and
+1.3e-7 at most, and nearly right texts (a neighbour token, two tokens swapped) 2e-1 and 3e-2 at
+least (MiniLM, batches of 64 tokens)."""
 
 REPLAYS = 5
-"""Largest number of replays for a table that is the last layer's weight, too. They remove the part
-that the table has as the embeddings from its gradient."""
+"""Largest number of replays of guessed texts for an embedding table that is also the last layer's
+weight. A replay gives the part of the table's gradient that it has as the embeddings, which is
+subtracted from the observed gradient."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,16 @@ class ReadText(OneByOne):
 
     Texts are *replay-certified* under two conditions, each up to float32 rounding: their own
     gradient is the observed one, and all their vectors lie in the spans and have the spans' rank
-    (or, for the tables, all coefficients are 1). That is no proof in logic. The order of the texts,
-    padding, and tokens with equal embeddings remain open.
+    (or, for the tables, all coefficients are 1). A certificate is no proof in logic. The order of
+    the texts, padding, and tokens with equal embeddings remain open.
 
     ``stats["tokens"]`` holds the named tokens, even if no text was placed. ``stats["named"]``,
     ``placed``, ``texts``, ``certified`` and ``replay`` say how far the attack came.
 
     Attributes:
         relaxation: the search for the texts of an encoder.
-        prefixes: largest number of beginnings that are followed at once, as a multiple of the
-            number of texts, plus 32.
+        prefixes: largest number of beginnings of texts that are followed at once, as a multiple of
+            the number of texts, plus 32.
     """
 
     purpose: ClassVar[str] = "text"
@@ -276,7 +278,8 @@ def _answer(
     if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
     # A single gradient is replayed in single precision, as the client computed it, in half the
-    # time. Several steps change parameters by a difference of near numbers, which needs double.
+    # time. The change by several steps is a difference of near numbers, which needs double
+    # precision.
     like = problem.to(torch.float32) if problem.is_single_gradient else problem
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
@@ -382,8 +385,8 @@ def _with_last_tokens(
     The error p − y of the last prediction, with the one-hot y of the token, follows from the
     gradient of the last layer's weight W and the pseudoinverse F⁺ of its N inputs. If the last
     layer is also the embedding table, its rows also hold the gradients of the inputs. A replay of a
-    guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is repeated
-    with the tokens found.
+    guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. The replay is
+    repeated with the tokens found.
 
     The texts (B, T) are filled up with padding; ``lengths`` are their numbers of known tokens. The
     last layer, ``head``, is ``None`` if it is frozen. ``hidden`` are tokens whose rows of its

@@ -19,8 +19,9 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.text.anatomy import Anatomy, Attention, Site, Span
 
 NEAR = 1e-3
-"""Distance from a span up to which a vector counts as inside during the search. True vectors of a
-float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
+"""Relative distance of a vector from the row space of a layer's gradient up to which the search for
+texts takes it for an input of the layer. True inputs had 1e-6 at most with a float32 gradient, and
+the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
 ROUGH = 0.5
 """Largest :attr:`Span.error` of a span that is used to recognise texts. The relative distance of
@@ -28,8 +29,9 @@ private vectors from a span was at most a hundredth of this error (width 192, on
 and 0.01, parameters sent in float32)."""
 
 FAINT = 1e-5
-"""Share of a token at a position up to which the token is left out when the attention's outputs are
-computed. A hundred tokens that are left out change an output by at most ``NEAR``."""
+"""Share of a token at a position, in the search of :class:`Relaxation`, up to which the token is
+left out when the attention's outputs are computed. A hundred tokens that are left out change an
+output by at most ``NEAR``."""
 
 PRIOR = 4.0
 """Logit with which the search begins for a pair of token and position to which the gradients of the
@@ -45,8 +47,8 @@ there."""
 
 PROBES = 48
 """Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
-near the span is rejected, as its part in these directions is at most its distance. No results are
-kept."""
+near the span is rejected, as its part in these directions is at most its distance. No results for
+other numbers are kept."""
 
 
 @dataclass(frozen=True)
@@ -339,12 +341,13 @@ class Relaxation:
     def _rounded(
         self, spans: Spans, parts: list[Tensor], shares: Float[Tensor, "T more"], place: int
     ) -> Int[Tensor, " t"] | None:
-        """Return the text of the largest shares, or ``None`` if its vectors leave the spans.
+        """Return the text of the largest shares; ``None`` if its vectors leave the spans.
 
         The spans are the row spaces of gradients of the layers behind the first attention. If some
-        vectors leave them, other likely tokens are tried at each position first. The text must
-        reach the position ``place``. ``parts`` are the first attention's queries, keys and values,
-        each (U, T, heads, h). ``shares`` are those of tokens and padding at each position.
+        vectors leave them, other likely tokens are tried at each position first. The result is also
+        ``None`` if the text ends before the position ``place``. ``parts`` are the first attention's
+        queries, keys and values, each (U, T, heads, h). ``shares`` are those of tokens and padding
+        at each position.
         """
         text = _likeliest(shares, place)
         if text is None:

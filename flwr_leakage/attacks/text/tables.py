@@ -4,8 +4,8 @@ A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of a r
 table E and one of the positions' table P. So the rows of both tables' gradients are sums of the
 errors ``δ = ∂L/∂u``: the row W_v sums over the occurrences of token v, and the row Q_p over all
 texts at position p. For one text ``W = M Q``, where M has a 1 for each token at its position, and 0
-elsewhere. This holds in any number of local steps, and with dropout behind the sum, as it is
-linear.
+elsewhere. The equation holds in any number of local steps, and with dropout behind the sum u, as it
+is linear.
 
 If the tables are frozen, the first layer shows the tokens. It takes ``z = γ N(E_v + P_p) + β``,
 where N centres and scales (LayerNorm), only scales (RMSNorm), or does nothing, with the norm's
@@ -26,7 +26,8 @@ from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import token_inputs
 
 FALSE_ALARM = 1e-3
-"""Largest probability that noise alone makes any row of a table count as that of a token."""
+"""Largest probability that noise alone makes any row of an embedding table's gradient count as that
+of a token."""
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:
@@ -47,9 +48,9 @@ def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
     """Return the indices (U,) of the rows of a table's gradient that are not zero or mere noise.
 
     The table has V tokens or positions. The squared norm of a row of mere noise is σ² (``noise``²)
-    times a chi-square with d degrees of freedom. This exceeds ``d + 2 √(d x) + 2 x`` with
-    probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1). The probability that any of V rows
-    of noise is returned is at most 1e-3.
+    times a chi-square variable with d degrees of freedom. Such a variable exceeds
+    ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1). The
+    probability that any of V rows of noise is returned is at most 1e-3.
     """
     count, width = table.shape
     x = math.log(count / FALSE_ALARM)
@@ -98,9 +99,9 @@ def placed_tokens(
     The gradient of the tokens' table is ``W = M Q``, with that of the positions' table Q and an
     unknown matrix M, which has a 1 for each token at its position. The largest least-squares
     coefficient of each position proposes its token. A token is accepted if its row of W is the sum
-    of its positions' rows of Q. This is repeated for the remaining tokens, so that there may be
-    more positions than the width d. Remaining doubts, from noise or pruning, are settled by damped
-    least squares and single moves that lower ``‖W − M Q‖``.
+    of its positions' rows of Q. Both steps are repeated for the remaining tokens, so that there may
+    be more positions than the width d. Positions that stay open, by noise or pruning, get tokens by
+    damped least squares and single moves that lower ``‖W − M Q‖``.
 
     Args:
         words: W (U, d), the gradient rows of the tokens that occur.

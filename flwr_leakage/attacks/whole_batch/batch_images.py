@@ -27,10 +27,10 @@ LARGEST_FEATURE_ERROR = 1e-2
 chosen on development draws; no results are kept."""
 
 SMOOTH_FACTOR = 0.2
-"""Ratio of the prior's weight from step to step of each annealing, on networks whose functions
-have no kinks. There is nothing to blur there, so that the prior may fade faster. On three batches
-of four (development draws) ratios of 0.1, 0.2 and 0.4 were within 0.2 dB of one another, and 0.7 up
-to 7 dB worse; no results are kept."""
+"""Ratio of the prior's weight in a Gauss–Newton step to that in the step before, on networks
+without ReLUs or other functions with kinks. There is nothing to blur there, so that the weight may
+fall faster. On three batches of four (development draws) ratios of 0.1, 0.2 and 0.4 were within 0.2
+dB of one another, and 0.7 up to 7 dB worse; no results are kept."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class BatchImages(OneByOne):
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
-        """Return the settings of the final steps and "", or None and the reasons against them.
+        """Return the settings of the steps after Gauss–Newton and "", or None and why none follow.
 
         Sharpening needs two equations for each unknown, and edges at most 1.25, so that no batch
         takes both.

@@ -72,7 +72,8 @@ class FeaturePass:
         """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
 
         The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show whether it
-        is possible: with zeros for negative entries, the inputs must be those with the ReLU.
+        is possible: the layer's inputs without the ReLU, with zeros in place of negative entries,
+        must equal those with the ReLU.
         """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
@@ -83,11 +84,15 @@ class FeaturePass:
         return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Return the features c(x) (B, n) of images x, differentiable in x and parameters."""
+        """Return a linear layer's inputs c(x) (B, n) for images x, differentiable by x and
+        parameters.
+        """
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return the features c(x) (B, n) of images x, and the number of ReLUs in the pass."""
+        """Return a linear layer's inputs c(x) (B, n) for images x, and the number of ReLUs before
+        the layer.
+        """
         relus = 0
 
         def answer(op: Op, run: Run) -> Tensor:
@@ -166,7 +171,8 @@ class KnownErrors:
         """Return coordinates of images that meet the same equations, with the largest contrast.
 
         Coordinates under the prior have the shape (B, C, H, W). They change only if the equations
-        leave the images' contrast open; then pixels just reach the ends of their range.
+        leave the contrast, a factor of the network's input, open. Then pixels just reach the ends
+        of their range.
         """
         return self.passed.contrast.gauged(self.prior, coordinates)
 
@@ -192,7 +198,9 @@ class KnownErrors:
 
     @property
     def num_equations(self) -> int:
-        """Number of equations: the entries of the gradients, and the features that are not zero."""
+        """Number of equations of the images: the entries of the gradients of parameters before a
+        linear layer, and the layer's inputs that are not zero.
+        """
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known.values != 0).sum())
 
@@ -221,7 +229,7 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and max pooling before the layer, and the layer's own.
+        """Return the inputs of every ReLU and max pooling before a linear layer, and the layer's.
 
         There is one tensor for each call, in their order, for images (B, C, H, W). The last one
         holds the layer's inputs (B, n) before the ReLU that is left out.
@@ -234,7 +242,8 @@ class KnownErrors:
     def in_order(self, inputs: Tensor) -> Tensor:
         """Return images (B, C, H, W) in the order in which their features match the recovered ones.
 
-        This order has the least sum of squared distances between features.
+        Features are a linear layer's inputs. The order has the least sum of squared distances
+        between them.
         """
         known = self.known.values
         if len(known) == 1:
@@ -260,7 +269,7 @@ class KnownErrors:
 
         The numbers are those of :meth:`gradient`: gradients, and then features. Images have the
         shape (B, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
-        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        poolings are averaged over noise of ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -272,9 +281,9 @@ class KnownErrors:
     def _top(self, outputs: Tensor, blur: float) -> Top:
         """Return the functional whose gradients the client sends, and the observed features.
 
-        Both are functions of the layer's inputs c (n, B), before the ReLU that is left out. The
-        result holds the features and derivatives of both by c; see :class:`Top`. The blur's width
-        is in units of the spread of c; 0 for none.
+        Both are functions of a linear layer's inputs c (n, B), before the ReLU that is left out.
+        The result holds the features and derivatives of both by c; see :class:`Top`. The blur's
+        width is in units of the spread of c; 0 for none.
         """
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
@@ -288,11 +297,11 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the states of the units of the ReLU before the layer, as they count at a blur.
+        """Return which units of the ReLU before a linear layer count as on, off or unknown.
 
-        A unit whose state is hidden by noise alone follows the candidate images once the blur is at
-        most 0.3, in units of the spread of the ReLU's inputs. At wider blurs it counts as off,
-        which is nearer to the truth for such units.
+        A unit of unknown state follows the candidate images. If noise alone hides its state, it
+        does so once the blur is at most 0.3, in units of the spread of the ReLU's inputs. At wider
+        blurs it counts as off, which is nearer to the truth for such units.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:
@@ -303,9 +312,9 @@ class KnownErrors:
         """Return the numbers (P,) that images (B, C, H, W) predict for the equations.
 
         They are the gradients of all parameters before a linear layer whose inputs were recovered,
-        and then these inputs, the features. ReLUs and max poolings are blurred by ``blur`` times
-        the spread of their inputs; 0 for none. If ``precise``, the pass is in double precision,
-        else in single precision.
+        and then these inputs, the features. ReLUs and max poolings are averaged over noise of
+        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, the pass is in double
+        precision, else in single precision.
         """
         return torch.cat(self.parts(inputs, blur, precise))
 
@@ -314,8 +323,9 @@ class KnownErrors:
 
         The equations set them equal to the observed ones. They are the gradient of each parameter
         before a linear layer whose inputs were recovered, and last these inputs, the features. They
-        are differentiable if the images require a gradient. ReLUs and max poolings are blurred by
-        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is in float64.
+        are differentiable if the images require a gradient. ReLUs and max poolings are averaged
+        over noise of ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is
+        in float64.
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32

@@ -55,8 +55,8 @@ from flwr_leakage.values import require
 class LocalSteps(KnownErrors):
     """The gradients of all local steps before a linear layer, and the first step's features.
 
-    They are equations of the image. T local steps were taken on one sample (B = 1), and n features
-    are the inputs of the layer.
+    They are equations of the image. T local steps were taken on one sample (B = 1). The n features
+    are the inputs of the linear layer.
 
     Attributes:
         later: (t, B, n) the derivatives δ of the loss by the features in the t ≤ T − 1 steps after
@@ -74,14 +74,14 @@ class LocalSteps(KnownErrors):
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the numbers that an image (1, C, H, W) predicts for the equations, in one part.
+        """Return a list of one tensor (P,): the numbers that an image (1, C, H, W) predicts.
 
-        The layer is a linear one whose inputs, the features, were recovered. The part (P,) holds
-        the gradients of all parameters before the layer, summed over the local steps, and then the
-        first step's features. Its derivative by the image is that of the first step's term and of
+        The equations set them equal to the observed ones. They are the gradients of all parameters
+        before a linear layer, summed over the local steps, and then the first step's features, the
+        inputs of that layer. Their derivative by the image is that of the first step's term and of
         the later terms that are not taken as constants; it exists if the image requires a gradient.
-        ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
-        If ``precise``, the pass is in double precision.
+        ReLUs and max poolings are averaged over noise of ``blur`` times the spread of their inputs;
+        0 for none. If ``precise``, the pass is in double precision.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -104,7 +104,7 @@ class LocalSteps(KnownErrors):
 
         The numbers are those of :meth:`parts`: gradients, and then features. The image has the
         shape (1, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
-        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        poolings are averaged over noise of ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -128,8 +128,8 @@ class LocalSteps(KnownErrors):
     def _moved(self, params: Params, gradients: Tensor) -> Params:
         """Return the parameters after one local step of gradient descent.
 
-        ``gradients`` (P,) are those of the parameters before the layer, and then the features,
-        which are not used.
+        ``gradients`` (P,) are those of the parameters before the last layer, and then that layer's
+        inputs, which are not used.
         """
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
@@ -159,8 +159,8 @@ def local_steps(
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations of the image behind several local steps, and their observed values.
 
-    ``likelihood`` is the noise and the bounds of the update's entries, and ``budget`` the CPU time
-    of the search for the steps' errors.
+    ``likelihood`` is the noise and the pruning bounds of the update's entries, and ``budget`` the
+    CPU time of the search for the steps' errors.
 
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics; entries of the last
@@ -183,7 +183,7 @@ def local_steps(
         raise ValueError("entries of the last layer were pruned, which hides its local steps.")
     targets = problem.known_targets
     if targets is None:
-        # Only the label's error is negative, in every step.
+        # The errors of every step have one negative entry, that of the label.
         targets = slope.argmin()[None]
     if not targets.is_floating_point():
         targets = F.one_hot(targets, len(slope))
@@ -198,7 +198,8 @@ def local_steps(
         budget,
     )
     passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec), True)
-    # The limit is wide, as an error of the mixture of steps affects all features alike.
+    # A feature counts as on only above ten of its deviations, as an error in the separation of the
+    # steps affects all features alike.
     on = above_noise(steps.features, steps.deviations)
     moved, errors = problem.params[weight], []
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
@@ -223,10 +224,10 @@ def local_steps(
 def _sloped(steps: StepErrors) -> list[bool]:
     """Return for each local step after the first whether its term must be differentiated.
 
-    The term is the step's gradient of the parameters before the layer. It must be differentiated if
-    the step's features differ from the first step's by more than 0.5 of these, and the error of its
-    logits is at least 0.1 of the first step's. Both limits were chosen on development draws; no
-    table of results is kept.
+    The term is the step's gradient of the parameters before the last layer, whose inputs are the
+    features. It must be differentiated if the step's features differ from the first step's by more
+    than 0.5 of these, and the error of its logits is at least 0.1 of the first step's. Both limits
+    were chosen on development draws; no table of results is kept.
     """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]
@@ -250,9 +251,9 @@ def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[
 
 
 SIGNIFICANT_DEVIATIONS = 4.0
-"""A unit is on if its feature exceeds this many of the feature's standard deviations. A residual
-above this many of its deviations shows that the gradient is not that of one sample. Normal noise
-exceeds it once in 30,000 features."""
+"""Number of standard deviations of its error above which a feature shows that its ReLU unit is on,
+and above which a residual shows that the gradient is not that of one sample. Normal noise exceeds
+it once in 30,000 features."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,7 @@ def _behind(
     """Return the equations of an image, once a linear layer's features and error are read.
 
     The second result holds their observed values. ``likelihood`` holds the observed values, noise
-    and bounds of the update's entries.
+    and pruning bounds of the update's entries.
 
     Raises:
         ValueError: the layer's gradient is no outer product, its features are not those of a ReLU
@@ -354,7 +355,8 @@ def _behind(
     on = features > limits
     if not bool(on.any()):
         raise ValueError(f"no feature at {layer.weight} stands out.")
-    # About as many active units lie below the limit as between the limit and its double.
+    # If active units lie between the limit and its double, about as many lie below the limit. So no
+    # unit below it then counts as off.
     near = bool((on & (features < 2 * limits.max())).any())
     off = torch.zeros_like(on) if near else ~on
     told = on | (~off & (below == 0))

@@ -62,10 +62,10 @@ kept."""
 
 @dataclass(frozen=True)
 class Sharpening:
-    """The settings of the final steps of a batch whose equations determine its images.
+    """The settings of final Gauss–Newton steps for a batch whose equations determine its images.
 
     In these steps each ReLU is averaged over noise with the posterior standard deviation of its own
-    input, until the states of all units are settled.
+    input, until it is settled which units are on.
 
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
@@ -217,10 +217,11 @@ def _normal_matrix(
 ) -> Tensor | None:
     """Return LᵀJᵀWJL in single precision; ``None`` if the budget ends before.
 
-    J is the derivative of the equations by the images (B, C, H, W), with ReLUs and max poolings
-    blurred by ``blur``. W is the diagonal matrix of their weights (P,), and L maps coordinates
-    under the prior to images. The matrix has a row for each coordinate of each image. The gradients
-    are sums over samples, and each feature belongs to one sample. So J is built sample by sample.
+    J is the derivative by the images (B, C, H, W) of the numbers that the equations predict, with
+    ReLUs and max poolings averaged over noise of the size ``blur``. W is the diagonal matrix of the
+    equations' weights (P,), and L maps coordinates under the prior to images. The matrix has a row
+    for each coordinate of each image. The gradients are sums over samples, and each feature belongs
+    to one sample. So J is built sample by sample.
     """
     prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.errors.shape[1]
@@ -253,7 +254,7 @@ def _normal_matrix(
 
 @dataclass(frozen=True)
 class Edges:
-    """The settings of final steps for a batch with too few equations, with a prior of edges.
+    """The settings of final Gauss–Newton steps, with a prior of edges, if equations are too few.
 
     That prior penalises large differences of neighbouring pixels less than a normal prior does. The
     images of these steps are kept if they lower :meth:`energy`, −2 log posterior.
@@ -274,13 +275,13 @@ class Edges:
     def obstacle(self, model: KnownErrors) -> str:
         """Return why steps with a prior of edges do not fit these equations; empty if they do.
 
-        They fit if the equations leave the images open.
+        They fit if there are at most 1.25 equations for each unknown, so that images stay open.
         """
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        # On development draws (no results are kept) these steps lost at 1.4 equations per unknown,
-        # and won at 1.0.
+        # On development draws (no results are kept) images became worse by these steps at 1.4
+        # equations per unknown, and better at 1.0.
         if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""

@@ -30,16 +30,16 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, in large
-steps."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise. Its steps are large."""
 
 FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, in small
-steps."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise. Its steps are small."""
 
 LATE_STAGES = (30.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, for starts
-that are nearly right."""
+"""The falling noise that successive stages of the search for local steps' errors assume, in units
+of the true noise, for starts that are nearly right."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
 """The name of a start of the search for the errors of local steps; see :func:`_begin`."""
@@ -53,10 +53,10 @@ TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("even", FINE_STAGES, 1.0),
     ("own units", LATE_STAGES, 10.0),
 )
-"""Start, stages, and reach of successive searches. The reach is the scale of the features'
-change from step to step, in units of their size. Searches end in different minima, and only the
-right one explains the sums. On 160 updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors
-are right to 1 % on all but 4."""
+"""Successive searches for local steps' errors: the start, the stages of the assumed noise, and the
+reach, the scale of the features' change from step to step in units of their size. Searches end in
+different minima, and only the right one explains the observed update. On 160 updates of 2, 3 and 5
+steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
@@ -64,9 +64,9 @@ give by the softmax. The unit is the noise of an entry of the last layer's chang
 root mean square of its entries. The value was chosen on development draws; no results are kept."""
 
 SOLVED_MISFIT = 4.0
-"""Misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features, up to which
-no further start is tried. It is the sum of two mean squares, each of which is at most 1 by noise
-alone; the limit is twice that sum."""
+"""Largest misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features at
+which no further start is tried. A misfit is the sum of two mean squares, each of which is at most 1
+by noise alone. The limit is twice that sum."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,11 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
 
     The search ends early once the budget is spent.
 
-    A mixture is a guess of the steps' errors and features. The first one that explains the observed
-    sums over steps is taken. If none does, the search continues from the best mixture with two
-    neighbouring steps exchanged. Their errors are nearly equal at first, so that the exchange leads
-    to another minimum. ``layer`` is the last one, with which features give errors.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The first one that explains the observed sums over steps is taken.
+    If none does, the search continues from the best mixture with two neighbouring steps exchanged.
+    Their errors are nearly equal at first, so that the exchange leads to another minimum. ``layer``
+    gives the errors of training on guessed features.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -185,7 +186,7 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
 
 
 def _better(best: "_Mixture | None", found: "_Mixture | None") -> "_Mixture | None":
-    """Return the mixture of less misfit; the first one if both have the same."""
+    """Return the mixture of less misfit; ``best`` if both have the same. ``None`` is no mixture."""
     if best is None or (found is not None and found.misfit < best.misfit):
         return found
     return best
@@ -299,11 +300,12 @@ class _LastLayer:
 def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return the errors (K, T) of T local steps with which a search begins.
 
-    The start has one of these names. With "own units", each step has active units of its own. The
-    other starts assume equal features in all steps. With "mean", each error is the mean of all
-    errors. With "same features", they are the errors of training on these features. With "even" and
-    "at once", the first of these errors is taken, and the rest of the sum is spread evenly over the
-    other steps, or put into the second.
+    An error is the derivative of the loss by a step's K logits, and its features are the last
+    layer's inputs. ``start`` is one of five names. With "own units", each step has active units of
+    its own. The other starts assume equal features in all steps. With "mean", each error is the
+    mean of all errors. With "same features", they are the errors of training on these features.
+    With "even" and "at once", the first of these errors is taken, and the rest of the sum is spread
+    evenly over the other steps, or put into the second.
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -377,7 +379,8 @@ class _Mixture:
     def cost(self) -> float:
         """The sum of squared residuals, each in units of its standard deviation.
 
-        It measures how badly the mixture, a guess of errors and features, explains the update.
+        It measures how badly the mixture, a guess of the local steps' errors and features, explains
+        the update.
         """
         return float(self.residual @ self.residual)
 
@@ -397,7 +400,8 @@ class _Mixture:
     def slopes(self) -> Tensor:
         """Return ∂H/∂A (r, T, T, n), the derivative of the features by the mixing matrix.
 
-        The features H (T, n) are those that fit the mixing A (r, T) best.
+        The features H (T, n), the last layer's inputs in T steps, are those that fit the mixing A
+        (r, T) of the steps' errors best.
         """
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
@@ -405,7 +409,10 @@ class _Mixture:
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of each residual (row) by each entry of the mixing matrix A."""
+        """Return the derivative of each of R residuals by each of r T entries of the mixing matrix.
+
+        The result is (R, r T), and the mixing matrix (r, T).
+        """
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -425,8 +432,8 @@ class _Mixture:
     def deviations(self) -> Tensor:
         """Return the standard deviations (T, n) of the features that the update's noise causes.
 
-        They include the error of the mixing matrix. All n features of the T local steps count as
-        free, also those that are zero.
+        The features are the last layer's n inputs in T local steps. Their deviations include the
+        error of the mixing matrix. All features count as free, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -445,8 +452,9 @@ def _fit(
 ) -> _Mixture | None:
     """Return the mixture of local steps after damped steps in every stage, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features; the search begins with the errors
-    (K, T). ``stages`` are the assumed noises, in units of the true one, which fall.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The search begins with the errors (K, T). ``stages`` are the assumed
+    noises, in units of the true one, which fall.
     """
     found: _Mixture | None = None
     for stage in stages:
@@ -460,8 +468,8 @@ def _fit(
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
     """Return the mixture of local steps after damped steps from ``start``, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features. The noise is the one that ``start``
-    assumes.
+    A mixture is a guess of the steps' errors (derivatives of the loss by the logits) and features
+    (inputs of the last layer). The noise is the one that ``start`` assumes.
     """
     here = there = start
     is_finite = True
@@ -499,14 +507,15 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
 
 def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return errors (K, T) of T steps whose features are on in one step each, in order.
+    """Return the errors (K, T) of T steps in order, if each step has a feature of its own.
 
-    The order is the one in which each error follows best from training on the steps before it. A
-    feature's column of the update is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in
-    every error. Divided by that entry, a column is a mean of the steps' errors, each divided
-    likewise. It is an extreme point if the feature is on in one step only. Successive projections
-    find the extreme points (Gillis and Vavasis 2014), and the bias gives their scales. Columns
-    below 1000 times the noise are left out.
+    Such a feature is zero in all other steps. In the returned order each error follows best from
+    training on the steps before it. A feature's column of the update is ``Σ_t h_t e_t`` with h_t ≥
+    0. The label's entry is negative in every error. Divided by that entry, a column is a mean of
+    the steps' errors, each divided by its own label's entry. It is an extreme point of all columns
+    if the feature is nonzero in one step only. Successive projections find the extreme points
+    (Gillis and Vavasis 2014), and the bias gives their scales. Columns below 1000 times the noise
+    are left out.
 
     Raises:
         LinAlgError: there are fewer singular vectors than steps, or the points do not determine the
