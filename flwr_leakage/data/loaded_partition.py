@@ -1,4 +1,4 @@
-"""Use partitions that another library has loaded, as flwr-datasets' partitioners do."""
+"""Use partitions of data that another library loads, such as flwr-datasets' partitioners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,27 +67,25 @@ def dataset_from_columns(
 
 @dataclass(frozen=True)
 class LoadedPartition:
-    """The clients of a federation whose data another library loads, by ``load_partition(i)``.
+    """A federation whose clients' data another library loads, by its method ``load_partition(i)``.
 
     With flwr-datasets (``pip install flwr-leakage[partition]``)::
 
-        from flwr_datasets import FederatedDataset as Source
-        from flwr_datasets.partitioner import DirichletPartitioner
+        from flwr_datasets import FederatedDataset as Source from flwr_datasets.partitioner import
+        DirichletPartitioner
 
         partitioner = DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.5)
-        source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner})
-        loaded = LoadedPartition(
+        source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner}) loaded =
+        LoadedPartition(
             source, 10, name="mnist", mean=(0.1307,), std=(0.3081,), class_names=tuple("0123456789")
-        )
-        train, partitions = loaded.load()
-        test = loaded.convert(source.load_split("test"))
-        data = FederatedDataset(train, test, partitions, seed=0)
+        ) train, partitions = loaded.load() test = loaded.convert(source.load_split("test")) data =
+        FederatedDataset(train, test, partitions, seed=0)
 
     In the place of ``source``, any partitioner of flwr-datasets whose ``dataset`` is set may be
     given.
 
     Attributes:
-        partitioner: the object that loads the columns of client i.
+        partitioner: the object whose ``load_partition(i)`` returns the table of client i.
         num_partitions: the number of clients.
         name: the name of the dataset.
         mean: the mean per channel, of pixels in [0, 1].
