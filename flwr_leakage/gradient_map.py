@@ -203,8 +203,7 @@ class GradientMap:
         return other
 
     def with_transposed(self, names: frozenset[str]) -> "GradientMap":
-        """Return the same map, but it takes and returns the matrices of the given names transposed.
-        """
+        """Return the same map, but it takes and returns the matrices of these names transposed."""
         other = copy.copy(self)
         other.transposed = names
         return other

@@ -80,8 +80,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in a list of values, and those within its lists, tuples and dictionaries.
-    """
+    """Yield the tensors in a list, and those within its lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -168,8 +168,7 @@ class InputSpec:
 
     @property
     def sample(self) -> str:
-        """Return the noun for an input in messages: ``image``, ``text``, or ``row`` (of a table).
-        """
+        """Return the noun for an input in messages: ``image``, ``text``, or a table's ``row``."""
         if self.is_text:
             return "text"
         return "row" if not self.box and self.shape[:2] == (1, 1) else "image"

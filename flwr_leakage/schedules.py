@@ -1,5 +1,4 @@
-"""Describe local training that is counted in epochs, whose number of steps differs between clients.
-"""
+"""Describe local training that is counted in epochs, with more steps for larger clients."""
 
 import math
 from dataclasses import dataclass, fields

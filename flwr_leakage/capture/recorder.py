@@ -223,8 +223,7 @@ class Recorder:
     # --- the model -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to observe the calls of modules and torch functions, and the steps of optimizers.
-        """
+        """Begin to observe calls of modules and torch functions, and steps of optimizers."""
         self._end_of_steps = watch_steps(self.before_step, self.after_step)
         self._calls.look()
         self._open_window(early=True)
@@ -547,8 +546,8 @@ class Recorder:
         self._close_window()
         if (
             self._window is not None
-        # Torch can only leave the mode that was entered last. If that is another one, this mode
-        # stays, and ignores all calls.
+            # Torch can only leave the mode that was entered last. If that is another one, this mode
+            # stays, and ignores all calls.
         ):
             self._keeps = False
 

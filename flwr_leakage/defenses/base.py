@@ -52,8 +52,7 @@ class LocalRound:
 
 
 def check_update(update: Update) -> None:
-    """Raise ``ValueError`` if an update has no entries, or if one of its tensors holds no floats.
-    """
+    """Raise ``ValueError`` if an update has no entries, or if one of its tensors has no floats."""
     _check_floating("update.delta", update.delta)
 
 
