@@ -23,8 +23,8 @@ from flwr_leakage.values import require, require_option
 Mechanism = Literal["gaussian", "influence", "pruning"]
 
 PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-"""The pruning ratios that are tried, of which the smallest that meets the target is used. The steps
-are finest near 1, where small changes of the ratio matter."""
+"""The pruning ratios that are tried, of which the smallest that meets the target is used. From 0.9
+on, each ratio keeps at most half as many entries as the one before."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        # The constants μ are maxima over draws, and so too small. The bound divides by them, and
-        # may therefore lie above that of the theorem, which has the true constants.
+        # The constants μ are maxima over draws, and so too small. The bound divides by them. So it
+        # may be larger than the theorem's, and is an upper bound of that one.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
         name, unit = "nonlinear_influence_bound", "model input"
         return [Column(name, bound, unit, "larger is safer", notes, errors, "upper bound")]
@@ -72,10 +72,10 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return lower estimates (S,) of the Lipschitz constants μ_L of x ↦ g(x), a sample's gradient,
-    and μ_J of x ↦ J(x), its Jacobian. ``norm`` (S,) is ‖J‖. The points are ``num_draws`` draws at
-    distance ``radius`` from x (an RMS per input entry). Spectral norms have the relative error
-    ``tolerance``, or take ``max_steps`` Lanczos steps.
+    """Return estimates from below, (S,) each, of the Lipschitz constants μ_L of x ↦ g(x), a
+    sample's gradient, and μ_J of x ↦ J(x), its Jacobian. ``norm`` (S,) is ‖J‖. The points are
+    ``num_draws`` draws at distance ``radius`` from x (an RMS per input entry). Spectral norms have
+    the relative error ``tolerance``, or take ``max_steps`` Lanczos steps.
     """
     mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
     for _ in range(num_draws):
