@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_JSON_BYTES = 4 << 20
-"""Most bytes of a JSON file such as ``run.json``, which has 42 kB with all scores and gates."""
+"""Most bytes of a JSON file such as ``run.json``, which has 42 kB if all scores are configured."""
 
 MAX_DEPTH = 64
 """Most levels of nesting in a JSON file. The config of the attack preset ``strongest`` has nine."""

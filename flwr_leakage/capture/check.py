@@ -51,7 +51,9 @@ class ReplayCheck:
 
     @property
     def explains(self) -> bool:
-        """Return whether the replay explains the update: the residual is at most ``TOLERANCE``."""
+        """Return whether the replay explains the sent update: ``residual`` is at most
+        ``TOLERANCE``.
+        """
         return self.residual is not None and self.residual <= TOLERANCE
 
     def sentence(self) -> str:
@@ -272,8 +274,8 @@ def _causes(
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
         released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
         yield _after_training(trained, released)
-    # This replay starts from the client's own parameters, so that a residual has another cause than
-    # the start.
+    # This replay starts from the parameters that the client had before its first step. So if its
+    # result differs from the client's, the steps are the cause, and not the start.
     again = replay(training, names, {})
     last = {
         name: _double(training.after_kept.get(id(names[name].live), end[name]))

@@ -36,7 +36,7 @@ SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
 mixtures of samples, and an attack recovers these mixtures."""
 
 _LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
-"""The values of ``TrainingFacts.loss`` that a client may tell to the server."""
+"""The values of ``TrainingFacts.loss`` that a client may send to the server."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
 """The value of ``TrainingFacts.unscheduled`` if a client tells neither its number of steps nor its
@@ -52,12 +52,13 @@ _CLOSE = 1e-6
 """The relative difference up to which two settings, such as learning rates, count as equal."""
 
 MAX_CHANNELS, MAX_VALUES = 4096, 2**24
-"""The largest number of channels and of values of an input that a client may tell. A colour image
-of 2,364 × 2,364 pixels takes 64 MB, and is larger than any that an attack has recovered."""
+"""The largest number of channels and of values of an input in the facts that a client sends. A
+colour image of 2,364 × 2,364 pixels takes 64 MB, and is larger than any that an attack has
+recovered."""
 
 SLOWEST, FASTEST = 1e-12, 1e6
-"""The least and the largest learning rate that a client may tell. Beyond them parameters near 1 in
-float32, whose spacing is 1e-7, do not move, or overflow within a few steps."""
+"""The least and the largest learning rate in the facts that a client sends. Beyond them parameters
+near 1 in float32, whose spacing is 1e-7, do not move, or overflow within a few steps."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ def facts_of(
         counted=takes_in_order(training, reported),
         **_inputs(training),
     )
-    # The inputs of texts are for the owner's own scores, and are not told.
+    # A given spec of texts is not put into the facts: it serves only the client's own scores.
     if spec is None or spec.is_text:
         return facts
     given = replace(facts, shape=spec.shape, num_classes=spec.num_classes, normalization="")

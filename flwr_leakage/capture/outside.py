@@ -37,7 +37,8 @@ class Outside:
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
-        """Compare the parameters with those remembered by ``step``, and note whether they changed.
+        """Compare the parameters with those that :meth:`step` remembered, and store whether they
+        changed.
 
         A second call after the same step does nothing. ``at_end`` says that it was the last step.
         """

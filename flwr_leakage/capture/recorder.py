@@ -302,7 +302,7 @@ class Recorder:
         # train.
         if any(p.requires_grad for p in own):
             self._models.add(id(module))
-        # a closure may call a model for the first time within a step
+        # a closure may call a model for the first time within a step, after the versions were read
         self._begin_versions += versions_of(own)
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
@@ -358,8 +358,8 @@ class Recorder:
         result = function(*args, **kwargs)
         try:
             leaves = tensors_of(result)
-            # A call that initialises a parameter in place changes it too, but leaves no
-            # ``grad_fn``.
+            # A call that initialises a parameter returns the parameter, which has no ``grad_fn``,
+            # and is not recorded.
             if any(leaf.grad_fn is not None for leaf in leaves):
                 states = before if have_drawn(before) else None
                 self._tape.record(

@@ -436,7 +436,8 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     """
     try:
         batches = [call.batch for call in captured_batches(training)]
-    # the loss has a form that ``read_loss_call`` refuses, such as one with several models
+    # the loss is no function of one model's output and targets, but inputs and class ids may be
+    # known
     except ValueError:
         seen = [see_inputs(training, backward) for backward in training.backwards]
         pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]

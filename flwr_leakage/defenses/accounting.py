@@ -230,7 +230,7 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
     """Return the update of a canary: a uniformly random direction of norm ``max_norm``.
 
     A client that plays the canary sends it in place of its own update (Andrew et al. 2023, section
-    4). It contains nothing private, so that it may be drawn from a known seed.
+    4). A canary contains nothing private, so that its seed may be known.
 
     Args:
         like: parameters whose names and shapes the update has.

@@ -111,15 +111,15 @@ class CapturePlan:
         return self.defense.changes_updates or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether this round's scores, defense, self-attack or gate need the training's
-        samples.
+        """Return whether this round's scores, defense, self-attack or gate (limits beyond which no
+        update is sent) need the training's samples.
         """
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
         """Return whether this round's training is replayed to check its update; always true with a
-        gate.
+        gate, limits beyond which no update is sent.
 
         ``kept`` is the result of the client's latest replay, ``None`` before the first, and
         ``num_arrays`` the number of arrays that the server sent.
@@ -144,8 +144,9 @@ def train_and_report(
     """Call the app, put a record of the captured training beside its update, and return the reply.
 
     An app's error is returned as it is. So is the reply to a message without an ``ArrayRecord`` (a
-    stage of secure aggregation) or with several. But if the plan has a defense or a gate, a reply
-    whose arrays were neither defended nor judged is replaced by an error.
+    stage of secure aggregation) or with several. But if the plan has a defense or a gate (limits
+    beyond which no update is sent), a reply whose arrays were neither defended nor judged is
+    replaced by an error.
     """
     given = list(records_of(message.content, ArrayRecord).values())
     if len(given) != 1:
@@ -155,7 +156,7 @@ def train_and_report(
     received = given[0]
     try:
         server_round = _round_of(message)
-    # without a defense or gate, an update that cannot be measured is sent as it is
+    # only without a defense and limits is an update sent that cannot be measured
     except ValueError as error:
         return refuse(message, str(error)) if plan.withholds else app(message, ctx)
     kept = Replayed.kept(ctx)
@@ -230,7 +231,7 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
 
 
 def _round_of(message: Message) -> int:
-    """Return the number of the round that a message belongs to; 0 if the server names none.
+    """Return the number of a message's round; 0 if the server names none.
 
     Strategies of ``flwr.server`` name the round only as the message's group id.
     """
@@ -293,7 +294,7 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
 
     The plan decides what is computed. If it has a gate, the result says whether the update exceeds
     the gate's limits. If it has a simulation's folder for the truth, the samples are first written
-    there. ``work`` holds what scores and defenses depend on.
+    there. ``work`` has the round, the training's CPU seconds and the result of its replay.
 
     Raises:
         ValueError: the plan has a defense or a gate, and the update cannot be defended or judged.
@@ -340,7 +341,7 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
 def _defended_by(plan: CapturePlan) -> str:
     """Return the sentence on the client's defense for the server; empty without a defense.
 
-    The sentence names the plan's own defense, even if the gate chose a stronger one, which the
+    The sentence names the plan's own defense. If the client's limits required a stronger one, the
     server must not know.
     """
     return f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defense.changes_updates else ""
@@ -373,7 +374,7 @@ def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) ->
     delta = {name: seen.sent[name].to(value.dtype) - value for name, value in params.items()}
     buffers = {name: value for name, value in seen.sent.items() if name not in params}
     answer = Update(delta, buffers, UntoldSchedule(why), seen.num_examples)
-    # Scores, attacks and the gate need samples, of which there are none here.
+    # Scores, attacks and limits on them need samples, of which there are none here.
     bare = replace(plan, scores={}, attack=None, gate=None)
     model = GradientMap(seen.training.roots[0].copy)
     spec = plan.spec or InputSpec((1, 1, 1), 1, known=False)

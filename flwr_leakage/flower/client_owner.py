@@ -109,7 +109,8 @@ def said(done: Release) -> tuple[str, ...]:
 def remember(
     context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
 ) -> None:
-    """Keep a round's note in the client's state, which never leaves the client.
+    """Keep the client's own record of a round, ``note``, in its state, which never leaves the
+    client.
 
     The latest ``keep_rounds`` rounds stay; ``None`` keeps all.
     """

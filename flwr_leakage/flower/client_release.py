@@ -90,7 +90,8 @@ class Try:
 
 @dataclass(frozen=True)
 class Release:
-    """The defended update of a round, with its scores and the gate's judgement, before it is sent.
+    """The defended update of a round before it is sent, with its scores and the judgement of the
+    gate, the client's own limits.
 
     Attributes:
         update: the defended update, which is sent unless the gate refuses it.
@@ -162,7 +163,8 @@ def defend(session: Session, trained: Trained, defense: Defense, number: int = 0
     """Return the update that training made, defended by ``defense`` and without scores.
 
     The result has an ``exposure`` if the round's mini-batches passed through ``encode``. ``number``
-    is the place of the defense among those that the gate tries, from 0; each has draws of its own.
+    is the place of the defense among those that are tried in the round, from 0. Each place has its
+    own random draws.
     """
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer
@@ -206,7 +208,7 @@ def carry_on(session: Session, done: Release) -> None:
     """Keep the remainder of error feedback, ``done.left``, in the client's state for the next
     round.
 
-    Nothing is kept if the gate refused the update.
+    Nothing is kept if the update exceeded the client's own limits and is not sent.
     """
     if done.left is not None and not done.refused:
         session.context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))

@@ -17,7 +17,8 @@ from flwr_leakage.tracking.text import plain_text
 
 
 class Heard:
-    """A listener that reads notes and errors from the messages of one round's training.
+    """A listener that reads, from the messages of one round's training, clients' errors and the
+    notes that they put beside their updates.
 
     A strategy of ``flwr.server`` gets only models, numbers and metrics. Its client proxies hold the
     grid, through which all messages pass. The listener wraps the grid's methods, reads the

@@ -264,8 +264,8 @@ class LegacyHonestButCurious(Strategy):
         """Learn the client ids that nodes claim, and return the ids of nodes whose claim is not
         believed.
 
-        Each note in ``told``, by node id, holds a claim. The metrics of ``results`` may hold one,
-        too.
+        The notes that clients put beside their updates, ``told`` by node id, hold such claims. The
+        metrics of ``results`` may hold them, too.
         """
         claims = {node: note.client_id for node, note in told.items()}
         claims |= {

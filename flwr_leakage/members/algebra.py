@@ -37,33 +37,36 @@ SHARE_TOLERANCE = 0.02
 updates count as equal. Rounding makes a sample's shares differ by less."""
 
 RESIDUAL_WEIGHT = 0.25
-"""The weight of a record's residual in a sum with the fit of the record's own outer product, whose
+"""The weight of a record's residual (the distance of its layer input from the row space of the
+layer's update) in a sum with :meth:`RowSpace.agreement` of its gradient with the update, whose
 weight is 1. On ten development draws of a trained MLP, any weight from 0 to 0.5 finds 70 to 72 % of
 the members at 0.1 % of false alarms; the residual alone finds 53 %."""
 
 CHANGED_DAMPING = 1e-4
-"""The damping λ of the fit of a record's outer product, relative to the largest squared singular
-value, for clients that may have changed their samples before training, as by MixUp."""
+"""The damping λ in :meth:`RowSpace.agreement`, relative to the largest squared singular value, for
+clients that may have changed their samples before training, as by MixUp."""
 
 SPANNED_P_VALUE = 1e-3
-"""The largest corrected p-value of a candidate at which the row spaces count as containing the
-client's records. If all candidates have a larger one, another statistic ranks the records. This
-choice adds at most this number to the probability of a false alarm."""
+"""The largest corrected p-value of any tested record at which the layers' row spaces count as
+containing the inputs of the client's records. If all p-values are larger, another statistic ranks
+the records. This choice adds at most this number to the probability of a false alarm."""
 
 CHANGED_P_VALUE = 5e-3
-"""The largest corrected p-value of a candidate, by the fit with ``CHANGED_DAMPING``, at which this
-fit ranks the records. If all candidates have a larger one, the gradient cosine ranks them. The fit
-was used in five of eight development draws of MixUp, and in none of 24 of InstaHide."""
+"""The largest corrected p-value of any tested record, by :meth:`RowSpace.agreement` with
+``CHANGED_DAMPING``, at which this statistic ranks the records. If all p-values are larger, the
+gradient cosine ranks them. The agreement was used in five of eight development draws of MixUp, and
+in none of 24 of InstaHide."""
 
 FOREIGN_P_VALUE = 0.01
-"""The p-value of the fit of a record's own outer product above which a record in the row spaces is
-taken for no sample, but for a combination of samples."""
+"""The p-value of :meth:`RowSpace.agreement` of a record's gradient with the update, above which a
+record with inputs in the row spaces counts as no sample, but as a combination of samples."""
 
 SILENT = 5.0
-"""A record is silent, so that nothing can be said of its membership, if in every layer its part e
-hᵀ/n of the update G has a norm below this many times the noise σ of one entry of G. The product
-eᵀGh, by which the part is found, has just this noise if e and h are unit vectors. If other samples'
-parts overlap with the record's, even less of it can be found."""
+"""The ratio of ‖e hᵀ‖/n, a record's part of a layer's update G of n samples, to the noise σ of one
+entry of G. If it is smaller in every layer, nothing can be said of the record's membership. Here h
+is the record's input of the layer, and e the derivative of its loss by the layer's outputs. The
+product eᵀGh, by which the part is found, has the noise σ for unit vectors e and h. If other
+samples' parts overlap with the record's, even less of it can be found."""
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:

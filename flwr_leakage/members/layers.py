@@ -30,8 +30,9 @@ CHUNK = 64
 """The number of records in one forward pass."""
 
 TELLING = 3
-"""The number of layers whose statistics a rehearsal weights if linear algebra decides in no layer.
-The number was chosen on development draws, of which no table was kept."""
+"""The number of layers whose statistics are weighted if linear algebra decides in no layer. The
+weights come from a repetition of the round on the server's own records. The number was chosen on
+development draws, of which there is no table."""
 
 NOTICED = 10.0
 """The ratio of the noise on an update to the rounding of single precision above which the noise

@@ -21,10 +21,10 @@ from flwr_leakage.records import Batch
 RIDGES = (1e-1, 1e-3, 1e-5)
 """Ridges ρ, relative to the mean squared length of the reference's gradients. A ridge is the
 variance that the Gaussian has in directions in which the reference's gradients do not vary. A
-rehearsal (a repetition of the round on null records) weights the likelihood ratios of all three. On
-four development draws each, the smallest ridge found most members after one step of a ConvNet, and
-the middle one after several local steps and for texts. The largest is meant for updates with noise;
-this was not measured."""
+rehearsal (a repetition of the round on records that are no members) weights the likelihood ratios
+of all three. On four development draws each, the smallest ridge found most members after one step
+of a ConvNet, and the middle one after several local steps and for texts. The largest is meant for
+updates with noise; this was not measured."""
 
 
 def log_likelihood_ratios(
@@ -45,9 +45,9 @@ def log_likelihood_ratios(
 
 
 LARGEST_REFERENCE = 600
-"""The number of null records whose gradients make a :class:`Reference`; more are taken only if a
-rehearsal needs more. The cost of inverting their inner products grows with the cube of this
-number."""
+"""The number of records, all no members, whose gradients make a :class:`Reference`; more are taken
+only if a repetition of the round needs more. The cost of inverting their inner products grows with
+the cube of this number."""
 
 
 @dataclass(frozen=True)

@@ -31,39 +31,46 @@ from flwr_leakage.records import Batch
 
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
 """Dampings λ of the residual from a layer's row space, relative to the largest squared singular
-value. A rehearsal weights the residuals at all of them. Several local steps and noise first disturb
-the directions of small singular values, to which a larger λ gives less weight."""
+value. A rehearsal (a repetition of the round on the server's records) weights the residuals at all
+of them. Several local steps and noise first disturb the directions of small singular values, to
+which a larger λ gives less weight."""
 
 PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
-"""Dampings λ of the fit of a record's outer product, relative to the layer's largest squared
-singular value. A rehearsal weights the fits at all of them."""
+"""Dampings λ in :meth:`RowSpace.agreement` of a record's gradient with a layer's update, relative
+to the layer's largest squared singular value. A rehearsal (a repetition of the round on the
+server's records) weights the agreements at all of them."""
 
 MEMBERS = (64, 512)
-"""The number of members in all draws of a rehearsal together: records that were in a repeated
-update. There are fewer if ``DRAWS`` draws do not suffice. The second number is used if the first
-gives an AUC below ``WEAK``."""
+"""The number of members in all draws of a rehearsal together. A rehearsal repeats the client's
+round on draws of the server's own records, which are then members of the repeated update. There are
+fewer if ``DRAWS`` draws do not suffice. The second number is used if the first gives an AUC below
+``WEAK``."""
 
 WEAK = 0.75
-"""The AUC below which a rehearsal draws more members. If it stays below, and the AUCs of several
-ways to weight statistics differ by no more than chance, the rehearsal takes the way that fits the
-drawn members least. On twelve development draws of DP-SGD with ε = 1 this raised the AUC from 0.50
-to 0.55; gradient cosine alone has 0.56."""
+"""The AUC of members against other records below which a rehearsal, a repetition of the round on
+the server's records, draws more members. If the AUC stays below, and differs by no more than chance
+between several ways to weight statistics, the way is used that is fitted least to the drawn
+members. On twelve development draws of DP-SGD with ε = 1 this raised the AUC from 0.50 to 0.55;
+gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""The largest number of draws in a rehearsal. Each draw repeats the round on other null records."""
+"""The largest number of draws in a rehearsal. Each draw repeats the client's round on other records
+of the server's own."""
 
 STRANGERS = 50
-"""The least number of null records of a rehearsal that are not in the repeated update."""
+"""The least number of the server's records in a rehearsal that are not in the repeated update, with
+which its members are compared."""
 
 RIDGES = (0.02, 0.2, 2.0)
-"""The ridges of Fisher's discriminant that a rehearsal tries. A ridge is added to the diagonal of
-the statistics' correlation matrix before its inversion. A large ridge is best if members hardly
-differ from other records, as the weights would otherwise be fitted to the few drawn members."""
+"""The ridges of Fisher's discriminant that a rehearsal, a repetition of the round, tries. A ridge
+is added to the diagonal of the statistics' correlation matrix before its inversion. A large ridge
+is best if members hardly differ from other records, as the weights would otherwise be fitted to the
+few drawn members."""
 
 STEPS = 1000
-"""The largest number of local steps of all draws of a rehearsal together. The limit is needed
-because clients state their number of steps themselves. No rehearsal is made for an update of more
-steps."""
+"""The largest number of local steps of a rehearsal, which repeats the client's round several times,
+over all repetitions. The limit is needed because clients state their number of steps themselves. No
+rehearsal is made for an update of more steps."""
 
 LONGEST = 8.0
 """The ratio of the norm of the client's update to the largest norm of a repeated update above which
@@ -75,8 +82,8 @@ TOGETHER = 512
 """The number of records whose gradients' sketches are in memory at a time; each takes 0.25 MiB."""
 
 POOL = 300
-"""The number of null records that a rehearsal takes; it takes more only for updates of over 100
-samples."""
+"""The number of records, none in the client's update, that a rehearsal draws from to repeat the
+round. It is larger only for updates of over 100 samples."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ Statistic = Literal[
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 MIN_NULL = 20
-"""The least number of null records of a test. With fewer, no p-value by rank could be below
-0.05."""
+"""The least number of null records (known not to be members) among which a record is ranked. With
+fewer, no p-value by rank could be below 0.05."""
 
 FORGEABLE = (
     "whoever knows the update can make a record that passes for one that was used, and records "
@@ -150,17 +150,18 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Return booleans (C,), true for records whose p-value is only an upper bound: their
-        statistic is below those of all null records, and they are too few to estimate a smaller
-        p-value.
+        """Return booleans (C,), true for records whose p-value is only an upper bound. Their
+        statistic is below those of all null records (known not to be members), which are too few to
+        estimate a smaller p-value.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
 
     @property
     def is_tail(self) -> Bool[Tensor, " C"]:
-        """Return booleans (C,), true for records whose p-value comes from the fitted tail, as their
-        statistic is below those of all null records.
+        """Return booleans (C,), true for records whose statistic is below those of all null records
+        (known not to be members). Their p-value comes from a tail that is fitted to the null
+        statistics.
         """
         return self.p_values < self.rank_p_values
 
@@ -524,8 +525,8 @@ def _weigh(
         weights = torch.zeros_like(weights)
         weights[cosine] = 1.0
     if weights.nonzero().flatten().tolist() == [cosine]:
-        # No weights were fitted to the rehearsal's null records, so that all null records can rank
-        # the candidates.
+        # No weights were fitted to the records on which the round was repeated, so that all null
+        # records can rank the candidates.
         (others,) = compute_features([observed], null, ["gradient_cosine"])
         values, null_values = usual.values[:, cosine], others.values[:, 0]
         return values, null_values, rehearsal, "statistical", "gradient_cosine", why
@@ -548,10 +549,10 @@ def _weigh(
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
     """Return the index and name of the statistic for an update whose round is not repeated. The
     statistic is that of the layer with the smallest ratio of ``rows`` to ``capacity``: with labels
-    the fit of the record's outer product, else the residual. The fit also works if the layer has
-    fewer units than there are samples. On six development draws with 115 samples and 108 to 114
-    units, the fit of every sample was below those of 600 null records, but the residual of only 88
-    % of the samples was.
+    :meth:`RowSpace.agreement`, else the residual, the distance from the row space. The agreement
+    also works if the layer has fewer units than there are samples. On six development draws with
+    115 samples and 108 to 114 units, it separated all samples from 600 non-members, the residual 88
+    % of the samples.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]

@@ -15,16 +15,16 @@ from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 @dataclass(frozen=True)
 class NonlinearBound(SampleScore):
-    """A score: the bound ‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) of an attacker's error.
+    """A score: the lower bound ‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) of an attacker's error.
 
     J ∈ R^{N×P} is the Jacobian of a sample's gradient g, and δ the defense's perturbation of g
     (Zhang et al. 2023, theorem 3.1).
 
     μ_L and μ_J are Lipschitz constants of the gradient map x ↦ g(x) and of x ↦ J(x). Both are
     estimated from random points at distance ``radius``: μ_L = max(‖J‖, maxₙ‖g(x + n) − g(x)‖/‖n‖)
-    and μ_J = maxₙ‖J(x + n) − J(x)‖₂/‖n‖, the latter by Lanczos on the difference. A maximum over
-    a few points lies below the true constant, so this is an *estimate* of the bound, not a
-    certificate; and where ReLU makes J jump, μ_J grows without limit as the radius shrinks.
+    and μ_J = maxₙ‖J(x + n) − J(x)‖₂/‖n‖, where Lanczos computes the norm of the difference. A
+    maximum over a few points lies below the true constant, so this is an *estimate* of the bound,
+    not a certificate; and where ReLU makes J jump, μ_J grows without limit as the radius shrinks.
 
     Attributes:
         radius: the distance ‖n‖ as an RMS per input entry, in the units of the inputs.

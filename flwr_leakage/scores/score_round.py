@@ -34,7 +34,7 @@ The foreseen cost is that of the group before, and costs vary."""
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
 Part = tuple[list[int], dict[str, ScoreResult]]
-"""The indices of some samples, ascending, and the results of their scores."""
+"""The indices of some samples, ascending, and the results of their scores by the scores' names."""
 
 
 @dataclass(frozen=True)

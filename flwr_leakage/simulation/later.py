@@ -94,9 +94,9 @@ def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = 
     """Return the observations that a simulation stored for later, with the attack of its own
     config.
 
-    ``max_seconds`` are the CPU seconds that an attack may take for each target, ``None`` for the
-    run's own limit; ``allowed`` are folders and files outside of the run folder that its config may
-    read.
+    ``max_seconds`` are the CPU seconds that an attack may take for each target (an update or a mean
+    update), ``None`` for the run's own limit; ``allowed`` are folders and files outside of the run
+    folder that its config may read.
 
     Raises:
         ConfigError: the run's config has no attack, or cannot be used; see :func:`received_config`.

@@ -51,7 +51,7 @@ def describe(config: Config, experiment: Experiment) -> None:
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
         "defenses_in_words": {name: d.in_words() for name, d in experiment.what_ifs.items()},
-        # the pixel units of one unit of a model input, for each channel
+        # the standard deviation of each channel's normalisation, in units of pixels in [0, 1]
         "input_std": list(experiment.spec.std),
         **config["choices"],
     }

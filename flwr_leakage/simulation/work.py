@@ -206,7 +206,8 @@ def _attacked(experiment: Experiment) -> tuple[int, int]:
 
 
 def _limit(experiment: Experiment) -> float | None:
-    """Return the CPU seconds that an attack may take for a target; ``None`` for no limit.
+    """Return the CPU seconds that the server's attack on one update may take; ``None`` for no
+    limit.
 
     The result is the smaller one of the server's limit and the attack's own.
     """
