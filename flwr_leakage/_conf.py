@@ -51,8 +51,8 @@ def load_part(group: str, name: str) -> Any:
 
 def _built(node: Any) -> Any:
     """Return a parsed YAML value in which each mapping with an entry ``_target_`` has become an
-    object of the class of that path. The mapping's other entries are built first, and become the
-    arguments of the class.
+    object of the class that this entry names. The mapping's other entries are built first, and
+    become the arguments of the class.
     """
     if isinstance(node, list):
         return [_built(entry) for entry in node]

@@ -48,7 +48,7 @@ def prepare_torchvision() -> None:
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
             library.define(schema)
-    _libraries.append(library)  # the declarations live as long as this object
+    _libraries.append(library)  # torch forgets the declarations when this object is deleted
 
 
 prepare_torchvision()

@@ -56,7 +56,7 @@ def spearman(
         return Correlation(None, None, None, n, f"needs 3 pairs, got {n}")
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return Correlation(None, None, None, n, "undefined: one of the quantities is constant")
-    from scipy import stats  # the import takes a second
+    from scipy import stats  # imported here, as that takes a second
 
     rho = float(stats.spearmanr(left, right).statistic)
     # Rounding may move SciPy's ρ off 1 although all ranks agree.
@@ -116,7 +116,7 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
         >>> found.n, found.coefficient, round(found.p_value, 3)
         (3, -1.0, 0.333)
     """
-    from scipy.stats import rankdata  # the import takes a second
+    from scipy.stats import rankdata  # imported here, as that takes a second
 
     by_unit: dict[Hashable, dict[int, tuple[float, float]]] = {}
     for when, unit, x, y in seen:
@@ -129,7 +129,8 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
     blocks = [rankdata(pairs, axis=0) for pairs in by_round.values() if len(pairs) > 1]
     sizes = [len(block) for block in blocks]
     orders = 1
-    for size in sizes:  # the count stops at 2^64, where only its being large matters
+    # count at most to 2^64, as larger numbers of permutations make no difference
+    for size in sizes:
         orders = min(orders * math.factorial(min(size, 20)), 2**64)
     n, least = sum(sizes), min(1.0, 2 / orders)
     if not blocks:

@@ -289,7 +289,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
 
 
 def _capital(text: str) -> str:
-    """Return a text with its first letter as a capital, unless that is no Latin letter."""
+    """Return a text with its first letter as a capital, if that is a Latin letter."""
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 

@@ -1,4 +1,4 @@
-"""The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
+"""Define the gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -192,7 +192,7 @@ class GradientMap:
         return other
 
     def with_masks(self, masks: Sequence[Tensor | None]) -> "GradientMap":
-        """Return the same map with dropout calls that multiply by given masks.
+        """Return the same map with dropout calls that multiply their inputs by given masks.
 
         Args:
             masks: a mask for each dropout call in the order of a forward pass; see

@@ -57,9 +57,9 @@ class StatelessBatchNorm(nn.Module):
 
 
 def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Return a copy of a model in eval mode whose BatchNorm layers never write to their buffers,
-    and normalise by the batch's statistics (``batch``) or by the buffers (``running``). Names stay
-    as they are; dropout is inactive.
+    """Return a copy of a model, set to eval mode, so that dropout is inactive. Its BatchNorm layers
+    never write to their buffers, and normalise by the batch's statistics (``batch``) or by the
+    buffers (``running``). Parameters and buffers keep their names.
     """
     return with_stateless_batch_norm(model, mode).eval()
 

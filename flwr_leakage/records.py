@@ -560,7 +560,8 @@ class Disclosure(_Shapes):
 
 @dataclass(frozen=True, repr=False)
 class Observation(_Shapes):
-    """The server's view of one client in one round, or of the sum of several clients.
+    """The server's view of one client's update in a round, or of the mean update of several
+    clients.
 
     Attributes:
         server_round: counted from 1.

@@ -80,8 +80,8 @@ MAX_BATCH_NUMBERS = 1 << 28
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of an entry of a folder, which need not exist, by its name with ``/`` between
-    parts. Only the folder's own path may lead through symbolic links.
+    """Return the path ``folder/name``, which need not exist; ``name`` may have several parts with
+    ``/`` between them. Only the path of ``folder`` itself may lead through symbolic links.
 
     Raises:
         ValueError: the name leads out of the folder, or a part of it is a symbolic link.

@@ -86,7 +86,7 @@ def check_replay(
     sent: Mapping[str, Tensor],
     variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
-    """Return how well a replay from the received parameters explains the sent ones.
+    """Return how well a replay of the training from the received parameters explains the sent ones.
 
     Args:
         training: the captured training.
@@ -166,7 +166,9 @@ def check_replay(
 
 
 def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
-    """Return whether the tensors ``names``, by received name, have the values ``sent`` by now."""
+    """Return whether the live tensors of ``names`` now have the values ``sent``, both by received
+    name.
+    """
     shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
     return bool(shared) and all(_same(value, live) for live, value in shared)
 

@@ -179,7 +179,7 @@ class TrainingFacts:
         The normalisation is unknown (``known=False``) if none is told, as after interpolation.
 
         Raises:
-            ValueError: the inputs are no images, or nothing is told of them.
+            ValueError: the inputs are no images, or the client told nothing of them.
         """
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(

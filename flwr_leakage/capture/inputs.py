@@ -67,7 +67,8 @@ def _gap(values: Tensor) -> float | None:
         return None
     width = float(levels[-1] - levels[0])
     apart = levels.diff()
-    # no two levels are closer than the spacing, so that the range has at most this many steps
+    # the spacing is at most the least distance of two levels, so that the range has at least this
+    # many steps
     fewest = round(width / float(apart[apart > _CLOSE * width].min()))
     for steps in range(fewest, _LEVELS + 1):
         places = (levels - levels[0]) * (steps / width)

@@ -93,8 +93,8 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
 
-    ``tell`` can so end the recorder's torch function mode, which would else be compiled together
-    with the code.
+    The recorder's torch function mode would be compiled together with the code; ``tell`` can end
+    the mode before.
     """
     original, told = torch.compile, [tell]
 

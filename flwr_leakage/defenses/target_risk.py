@@ -160,7 +160,7 @@ class TargetRisk(Defense):
     def _plan_gaussian(
         self, update: Update, randomness: Randomness, spectra: SampleSpectra
     ) -> RiskPlan:
-        from scipy.optimize import brentq  # the import takes most of a second
+        from scipy.optimize import brentq  # imported here, as that takes most of a second
 
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())

@@ -290,8 +290,8 @@ def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try
 
 
 def _named(defense: Defense) -> str:
-    """Return words such as “under Clipping(max_norm=1.0)”, at most 200 characters of them for the
-    defense.
+    """Return words for a defense, such as “under Clipping(max_norm=1.0)”, with at most 200
+    characters of its settings.
     """
     if not (defense.changes_updates or defense.encodes_batches):
         return "without a defense"

@@ -58,7 +58,9 @@ class Finding:
     adjacency: Adjacency | None = None
 
     def __str__(self) -> str:
-        """Return the mod or strategy and its verdict, as ``LocalDpMod, weaker than it says: …``."""
+        """Return the mod or strategy and the verdict on it, such as ``LocalDpMod, weaker than it
+        says: …``.
+        """
         return f"{self.about}, {_WORDS[self.level]}: {self.message}"
 
 

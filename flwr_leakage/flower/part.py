@@ -48,7 +48,7 @@ class Part:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
-        """Return the match of arrays with these names and shapes with the entries of a model.
+        """Return how arrays of these names and shapes match the entries of a model.
 
         Arrays without names have the names ``0``, ``1``, ….
 

@@ -25,8 +25,8 @@ it told."""
 
 @dataclass(frozen=True)
 class Given:
-    """The settings that the server's operator gives. A setting that is ``None`` is read from each
-    client's note.
+    """The settings that the server's operator gives. A setting that is ``None`` is read from the
+    note that each client puts beside its update.
 
     Attributes:
         spec: shapes, classes and normalisation of the inputs.

@@ -47,13 +47,13 @@ CHANGED_DAMPING = 1e-4
 clients that may have changed their samples before training, as by MixUp."""
 
 SPANNED_P_VALUE = 1e-3
-"""The largest corrected p-value of any tested record at which the layers' row spaces count as
-containing the inputs of the client's records. If all p-values are larger, another statistic ranks
-the records. This choice adds at most this number to the probability of a false alarm."""
+"""If the smallest corrected p-value of the tested records is at most this number, the layers' row
+spaces count as containing the inputs of the client's records. If it is larger, another statistic
+ranks the records. This choice adds at most this number to the probability of a false alarm."""
 
 CHANGED_P_VALUE = 5e-3
-"""The largest corrected p-value of any tested record, by :meth:`RowSpace.agreement` with
-``CHANGED_DAMPING``, at which this statistic ranks the records. If all p-values are larger, the
+"""If the smallest corrected p-value of the tested records, by :meth:`RowSpace.agreement` with
+``CHANGED_DAMPING``, is at most this number, this statistic ranks the records. If it is larger, the
 gradient cosine ranks them. The agreement was used in five of eight development draws of MixUp, and
 in none of 24 of InstaHide."""
 

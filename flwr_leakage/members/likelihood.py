@@ -19,11 +19,11 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 RIDGES = (1e-1, 1e-3, 1e-5)
-"""Ridges ρ, relative to the mean squared length of the reference's gradients. A ridge is the
-variance that the Gaussian has in directions in which the reference's gradients do not vary. A
-rehearsal (a repetition of the round on records that are no members) weights the likelihood ratios
-of all three. On four development draws each, the smallest ridge found most members after one step
-of a ConvNet, and the middle one after several local steps and for texts. The largest is meant for
+"""Ridges ρ, relative to the mean squared length of the reference's gradients. A ridge sets the
+variance of the Gaussian in directions in which the reference's gradients do not vary. A rehearsal
+(a repetition of the round on records that are no members) weights the likelihood ratios of all
+three. On four development draws each, the smallest ridge found most members after one step of a
+ConvNet, and the middle one after several local steps and for texts. The largest is meant for
 updates with noise; this was not measured."""
 
 

@@ -63,8 +63,8 @@ class JointInfluence:
             raise ValueError(f"relative_damping must be positive, got {self.relative_damping}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the measurement ``joint_influence_rmse``, and ``joint_unit_noise_rmse`` if A is
-        formed with full rank.
+        """Return the measurement ``joint_influence_rmse``; and ``joint_unit_noise_rmse`` if the
+        Jacobian A of the whole update is formed and has full rank.
         """
         before = client.meter.products
         delta = update_perturbation(client.gradient_map, client.exposure.whole, self.point)

@@ -72,8 +72,8 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return both quantities as columns, with the mean loss taken over the samples of
-        ``problem``.
+        """Return the columns ``poisoning_amplification`` and ``poisoning_bound``, with the mean
+        loss taken over the samples of ``problem``.
         """
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)

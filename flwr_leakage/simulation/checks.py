@@ -35,7 +35,7 @@ COUNTS = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Check that those settings lie in their ranges that no class checks itself.
+    """Check the ranges of those settings that no class checks itself.
 
     Raises:
         ConfigError: a setting is out of its range. The message names the key.

@@ -88,7 +88,9 @@ def paths_outside(
 
 @lru_cache(maxsize=1)
 def _packaged() -> tuple[tuple[str, Any], ...]:
-    """Return pairs (group, content) of every packaged config file and every section of its root."""
+    """Return pairs (group, content) of every packaged config file, and of every section of
+    ``config.yaml``.
+    """
     found: list[tuple[str, Any]] = []
     for file in sorted(conf_dir().rglob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(file))

@@ -218,7 +218,8 @@ def _limit(experiment: Experiment) -> float | None:
 
 
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
-    """Return the largest number of clients' attacks on themselves, and the CPU seconds of each.
+    """Return the largest number of clients' attacks on their own updates, and the CPU seconds of
+    each.
 
     The number is over all rounds and clients. The seconds are ``None`` if an attack has no limit.
     ``share`` is the share of clients that train in a round.
