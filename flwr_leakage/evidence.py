@@ -92,8 +92,9 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""The records on which a detail of the report's verdict rests. The key is the words that the detail
-begins with; the value is the kind of the records, and a regular expression for their names."""
+"""The records on which a detail rests, one of the sentences below the report's verdict. The key is
+the words that the detail begins with; the value is the kind of the records, and a regular
+expression for their names."""
 
 
 @dataclass(frozen=True)

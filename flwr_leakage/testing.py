@@ -1,5 +1,4 @@
-"""Check an audited run for leaks in a test or pipeline: it passes, it leaks, or the result is
-unsure.
+"""Check an audited run for leaks in a test or pipeline: it passed, leaked, or is unsure.
 
     from flwr_leakage.testing import assert_no_leak
 

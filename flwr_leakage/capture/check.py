@@ -136,7 +136,8 @@ def check_replay(
         }}  # fmt: skip
     target = dict(sent)
     if not training.complete:
-        # The steps that were not kept cannot be replayed: their change of the parameters is added.
+        # Steps that were only counted cannot be replayed: the change that they made to the
+        # parameters is added.
         for name in parameters:
             kept = training.after_kept[id(names[name].live)]
             target[name] = _double(sent[name]) - _double(end[name]) + _double(kept)

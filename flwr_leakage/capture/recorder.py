@@ -274,7 +274,7 @@ class Recorder:
         self._tape.record(module, args, kwargs, output, before, _autocast(leaves), samples)
 
     def _count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Count the samples of a model's call after the steps that are kept."""
+        """Count the samples of a model's call in a step that is counted and not recorded."""
         if id(module) not in self._models or not torch.is_grad_enabled():
             return
         if any(leaf.requires_grad for leaf in tensors_of(output)):

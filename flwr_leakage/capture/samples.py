@@ -310,7 +310,7 @@ def _never() -> None:
 
 
 def captured_batches(training: CapturedTraining) -> list[LossCall]:
-    """Return, for every kept mini-batch in the order of use, its samples and loss.
+    """Return the samples and the loss of every recorded mini-batch, in the order of use.
 
     Raises:
         ValueError: nothing was captured, or a loss is no function of a model's output and targets.

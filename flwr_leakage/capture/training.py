@@ -91,7 +91,8 @@ class CapturedTraining:
         optimizer_class: the class of the optimizer; ``None`` if there was no step.
         batch_norm: ``batch`` if a BatchNorm layer trained in train mode, ``running`` if none did,
             and empty if there is no such layer.
-        steps: the kept steps, from the first on.
+        steps: the steps that were recorded in full (kept), from the first on; later ones are only
+            counted.
         num_steps: the number of all steps.
         batch_sizes: the number of samples in each call of the model through which a gradient was
             taken.
@@ -130,12 +131,14 @@ class CapturedTraining:
 
     @property
     def backwards(self) -> list[Backward]:
-        """Return the calls of ``backward`` of all kept steps, in their order."""
+        """Return the calls of ``backward`` of all steps that were recorded in full, in their
+        order.
+        """
         return [backward for step in self.steps for backward in step.backwards]
 
     @property
     def complete(self) -> bool:
-        """Return whether every step was kept, and none was only counted."""
+        """Return whether every step was recorded in full, and none was only counted."""
         return len(self.steps) == self.num_steps
 
 

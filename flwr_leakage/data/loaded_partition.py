@@ -71,15 +71,17 @@ class LoadedPartition:
 
     With flwr-datasets (``pip install flwr-leakage[partition]``)::
 
-        from flwr_datasets import FederatedDataset as Source from flwr_datasets.partitioner import
-        DirichletPartitioner
+        from flwr_datasets import FederatedDataset as Source
+        from flwr_datasets.partitioner import DirichletPartitioner
 
         partitioner = DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.5)
-        source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner}) loaded =
-        LoadedPartition(
+        source = Source(dataset="ylecun/mnist", partitioners={"train": partitioner})
+        loaded = LoadedPartition(
             source, 10, name="mnist", mean=(0.1307,), std=(0.3081,), class_names=tuple("0123456789")
-        ) train, partitions = loaded.load() test = loaded.convert(source.load_split("test")) data =
-        FederatedDataset(train, test, partitions, seed=0)
+        )
+        train, partitions = loaded.load()
+        test = loaded.convert(source.load_split("test"))
+        data = FederatedDataset(train, test, partitions, seed=0)
 
     In the place of ``source``, any partitioner of flwr-datasets whose ``dataset`` is set may be
     given.

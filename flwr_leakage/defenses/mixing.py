@@ -79,7 +79,7 @@ def draw_coefficients(
     if k == 1:
         return torch.ones(num_samples, 1)
     # Most of the time of a draw does not depend on its size. So each attempt draws twice as many
-    # rows as there are samples, of which mostly enough keep the bound.
+    # rows as there are samples, of which mostly enough have no coefficient above the bound.
     kept: list[Tensor] = []
     missing = num_samples
     for _ in range(_MAX_REDRAWS):

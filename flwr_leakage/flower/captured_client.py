@@ -127,10 +127,11 @@ class CapturePlan:
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """Return the largest numbers of samples and bytes to keep of a round's training.
+        """Return the largest numbers of samples and bytes that a capture may store of a round's
+        training.
 
-        If only a replay after the first one needs the samples, at most ``replay_samples`` are kept.
-        ``kept`` is the result of the client's latest replay, ``None`` before the first.
+        If only a replay after the first one needs the samples, at most ``replay_samples`` are
+        stored. ``kept`` is the result of the client's latest replay, ``None`` before the first.
         """
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):

@@ -3,9 +3,12 @@
 A mod sees only messages. A defense of the inputs (MixUp, InstaHide) and the scores need the
 mini-batches, which the line with ``encode`` in the training loop gives them::
 
-    @app.train(mods=[LeakageMod(audit)]) def train(message: Message, context: Context) -> Message:
-        ... for images, labels in loader:
-            images, labels = encode(images, labels) loss = criterion(model(images), labels)
+    @app.train(mods=[LeakageMod(audit)])
+    def train(message: Message, context: Context) -> Message:
+        ...
+        for images, labels in loader:
+            images, labels = encode(images, labels)
+            loss = criterion(model(images), labels)
 """
 
 import time

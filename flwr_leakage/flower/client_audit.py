@@ -174,7 +174,8 @@ def check_own(
     scores: Mapping[str, Score],
     attack: SelfAttack | None,
 ) -> None:
-    """Check that the client measures every quantity that its gate limits.
+    """Check that the client measures every quantity that its gate limits; an update beyond a limit
+    is not sent.
 
     ``scores`` are the client's, by name, and ``attack`` is its attack on its own update, if any.
 
@@ -191,7 +192,8 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Check that some score measures each quantity that the gate limits, to find misspelt names.
+    """Check that some score measures each quantity that the client's gate limits, to find misspelt
+    names.
 
     One sample of a small model is scored to learn the quantities, which takes about as long as
     scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part after the

@@ -200,8 +200,8 @@ class SeenRound:
                 return replace(found, unscheduled=found.unscheduled or _NOT_SEEN, counted=False)
             found = facts_of(self.capture, self.num_examples, self.reported, self.spec)
             if known and not self.capture.complete and known.rewritten > len(self.capture.steps):
-                # The kept steps may lack the first step with changed gradients, so the replayed
-                # training's number stands.
+                # The first step with changed gradients may not be among the recorded steps, so its
+                # number is that of the replayed training.
                 why = found.unscheduled or known.unscheduled
                 found = replace(found, rewritten=known.rewritten, unscheduled=why)
             return found

@@ -290,7 +290,8 @@ class LegacyHonestButCurious(Strategy):
         return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}, variates
 
     def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the parameters, the buffers and the control variates that unnamed arrays hold.
+        """Return the parameters, the buffers and the control variates (SCAFFOLD) that unnamed
+        arrays hold.
 
         The arrays follow the order of the model's ``state_dict``. They may be only a part of the
         model, and other arrays may follow. An event, recorded once per run, says how they were

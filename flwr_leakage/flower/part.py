@@ -32,7 +32,8 @@ class Part:
 
     Attributes:
         names: for each matched array, by its name, the name of the model's entry.
-        extra: the names of arrays that match no entry of the model, such as control variates.
+        extra: the names of arrays that match no entry of the model, such as SCAFFOLD's control
+            variates.
         missing: the names of the model's parameters that are not exchanged, as they are personal or
             frozen.
         num_entries: the number of entries of the model's ``state_dict``.
@@ -167,7 +168,7 @@ class Variates:
         self._heard: dict[int, tuple[Params, Params]] = {}
 
     def hear(self, client: int, change: Params, params: Params) -> None:
-        """Add a client's change of control variates in a round to its sum.
+        """Add a client's change of its control variates (SCAFFOLD) in a round to their sum.
 
         ``change`` is empty if the client sends none. ``params`` are the parameters that the client
         was sent.
@@ -179,8 +180,8 @@ class Variates:
     def without(
         self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
     ) -> Params:
-        """Return a client's change of the parameters in a round without the effect of control
-        variates.
+        """Return a client's change of the parameters in a round without the effect of SCAFFOLD's
+        control variates.
 
         If the client took one step, the result is −η g with its learning rate η and gradient g.
         Otherwise, or if this step does not agree with the change of variates that ``hear`` added,
@@ -195,14 +196,14 @@ class Variates:
         step = scale(delta, -1 / rate)
         gap = subtract(step, add(change, server))
         if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
-            # the control variates do not explain this step, so that they cannot be removed
+            # the control variates do not explain this step, so that their effect cannot be removed
             return delta
         return scale(own, -rate)
 
 
 _VARIATES_FIT = 1e-3
 """The largest relative difference between a client's step and the step that its control variates
-explain, at which their effect is removed."""
+(SCAFFOLD) explain, at which their effect is removed."""
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:

@@ -198,9 +198,7 @@ class ToldAudit(ServerAudit):
         self.test_members(seen.server_round, [complete], unknown, inputs, optimizer)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
-        """Record for a client that is not attacked the reason, and its training as far as it was
-        told.
-        """
+        """Record why a client is not attacked, and its training as far as the client told it."""
         done, optimizer = self._schedule_of(told), "SGD"
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer

@@ -75,8 +75,8 @@ def examine_observation(
 
 def _as_batch(records: Records, spec: InputSpec, generator: torch.Generator) -> Batch:
     """Return records as a batch on the CPU, with contiguous inputs, as many models need for
-    ``view``. Unknown labels are drawn at random; they serve only to repeat the round on null
-    records. In a model of the next token, the labels are the token ids.
+    ``view``. Unknown labels are drawn at random; they serve only to repeat the round on records
+    that are no members. In a model of the next token, the labels are the token ids.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

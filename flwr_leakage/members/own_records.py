@@ -41,13 +41,13 @@ class OwnRecords:
         it.
 
         ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for all
-        samples of the round. If a sample's statistic lies below those of all null records, and they
-        are too few to estimate a smaller p-value, the p-value is an upper bound, and its error bar
-        reaches to 0. ``membership_share`` is the share of the round's samples that are found at 1 %
-        of false alarms; each sample has this same value. The names with ``_before`` belong to the
-        update before the defense. The notes state the server's finding on each sample. ``client``
-        holds both updates; ``seed`` is that of random draws, if the round is repeated on null
-        records.
+        samples of the round. If a sample's statistic lies below those of all null records (known
+        not to be members), and they are too few to estimate a smaller p-value, the p-value is an
+        upper bound, and its error bar reaches to 0. ``membership_share`` is the share of the
+        round's samples that are found at 1 % of false alarms; each sample has this same value. The
+        names with ``_before`` belong to the update before the defense. The notes state the server's
+        finding on each sample. ``client`` holds both updates; ``seed`` is that of random draws, if
+        the round is repeated on null records.
 
         Raises:
             ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 TAIL_SHARE = 0.05
-"""The share of the null records, those with the smallest statistics, from which the rate α of the
-exponential tail is estimated; see :func:`tail_p_values`."""
+"""The share of the null records (known not to be members), those with the smallest statistics, from
+which the rate α of the exponential tail is estimated; see :func:`tail_p_values`."""
 
 SMALLEST_TAIL = 10
-"""The least number of null records in the tail. With fewer, no tail is fitted."""
+"""The least number of null records (known not to be members) in the tail of smallest statistics.
+With fewer, no tail is fitted."""
 
 
 def rank_p_values(
@@ -94,8 +95,8 @@ def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
     A candidate is called a member if its corrected p-value is at most α. In ascending order the
     corrected ones are ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995). The
-    p-values must be independent or positively dependent, as those from the same null records are
-    (Bates et al. 2023).
+    p-values must be independent or positively dependent, as those from the same null records (known
+    not to be members) are (Bates et al. 2023).
 
     Example:
         >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]

@@ -108,8 +108,8 @@ class Seen:
         problem: the update with its model, parameters and schedule. The model's BatchNorm uses
             running statistics, or those that follow from the update.
         spans: the row spaces of the layers' updates.
-        members: for an update that the server made itself, the indices of the null records that it
-            trained on; ``None`` for the client's update.
+        members: for an update that the server made itself, the indices of the server's records on
+            which it trained; ``None`` for the client's update.
     """
 
     problem: Problem
@@ -209,8 +209,9 @@ def compute_features(
     the same parameters and buffers, and have row spaces of the same layers. ``statistics`` are
     names: ``row_space``, which needs no labels, ``outer_product``, ``gradient_likelihood``,
     ``gradient_cosine``, ``gradient_difference`` and ``loss``. ``reference`` holds the gradients of
-    null records for the likelihood, which is left out if it is ``None``. ``rows`` is the slice of
-    the reference's records to which ``records`` belong; ``None`` if they are not in the reference.
+    records that are no members, for the likelihood, which is left out if it is ``None``. ``rows``
+    is the slice of the reference's records to which ``records`` belong; ``None`` if they are not in
+    the reference.
     """
     likely = reference if "gradient_likelihood" in statistics else None
     if likely and rows is None and len(records) > TOGETHER:

@@ -14,14 +14,16 @@ _SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> nn.Module:
     """Draw the parameters of ``model`` anew, in place, from ``generator`` alone.
 
-    ===============  =================================================  ============ scheme weights
-    biases =============== =================================================  ============ default
-    each layer's own ``reset_parameters``              likewise uniform          U(−0.5, 0.5) (Zhu
-    et al. 2019) U(−0.5, 0.5) normal           N(0, 0.5²) (Zhang et al. 2023's published code) N(0,
-    0.5²) normal_variance  N(0, 0.5) (Zhang et al. 2023, section 5.3)         N(0, 0.5) kaiming N(0,
-    2 / fan_in) (He et al. 2015)                  0 xavier           U(±√(6 / (fan_in + fan_out)))
-    (Glorot 2010)        0 =============== =================================================
-    ============
+    ===============  =================================================  ============
+    scheme           weights                                            biases
+    ===============  =================================================  ============
+    default          each layer's own ``reset_parameters``              likewise
+    uniform          U(−0.5, 0.5) (Zhu et al. 2019)                     U(−0.5, 0.5)
+    normal           N(0, 0.5²) (Zhang et al. 2023's published code)    N(0, 0.5²)
+    normal_variance  N(0, 0.5) (Zhang et al. 2023, section 5.3)         N(0, 0.5)
+    kaiming          N(0, 2 / fan_in) (He et al. 2015)                  0
+    xavier           U(±√(6 / (fan_in + fan_out))) (Glorot 2010)        0
+    ===============  =================================================  ============
 
     N(μ, v) is normal with mean μ and variance v; U(a, b) is uniform, and U(±a) is U(−a, a).
     Normalisation layers, whose weight is a vector, start in every scheme as torch starts them

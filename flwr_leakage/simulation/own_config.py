@@ -7,8 +7,8 @@ of packaged options. It takes no defense, no class and no path. All other settin
 own, from its node config::
 
     flower-supernode ... --node-config 'partition-id=0 num-partitions=2
-        leakage-overrides="defense=pruning score=default" leakage-allow="model
-        client.learning_rate"'
+        leakage-overrides="defense=pruning score=default"
+        leakage-allow="model client.learning_rate"'
 
 ``leakage-overrides`` are Hydra overrides of the packaged config, and replace those of the run;
 ``leakage-allow`` replaces ``TAKEN``, and may be empty. Scores stay on the node, as they describe

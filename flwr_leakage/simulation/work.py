@@ -129,7 +129,7 @@ def _replays(experiment: Experiment) -> list[int]:
 
     Each client is assumed to train in all rounds. It replays the rounds in which its update may be
     attacked. It also replays the first round in which it scores or attacks its update, unless it
-    replayed an earlier one. A client of whose samples some are not kept replays none.
+    replayed an earlier one. A client replays none if it does not store all samples of a round.
     """
     plan, own = experiment.score_plan, experiment.self_attack
     rounds = range(1, experiment.settings.num_rounds + 1)
@@ -144,7 +144,7 @@ def _replays(experiment: Experiment) -> list[int]:
     for client, size in enumerate(experiment.sizes):
         schedule = experiment.schedule.for_client(size)
         mini_batches = math.ceil(experiment.settings.client.max_samples / schedule.batch_size)
-        # if not all samples of a round are kept, its training cannot be replayed
+        # a training of which not all samples are stored cannot be replayed
         if schedule.num_samples_used(size) > mini_batches * schedule.batch_size:
             counts.append(0)
             continue
