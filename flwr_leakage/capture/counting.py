@@ -51,7 +51,7 @@ class Counting:
         if optimizer is not self._optimizer:
             own = set(map(id, self._parameters))
             if own.isdisjoint(map(id, parameters_of(optimizer))):
-                return  # this optimizer trains another model
+                return  # ignore the steps of other optimizers, which train other models
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True

@@ -133,7 +133,7 @@ class TrainingFacts:
         loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
-            # this reason names only the optimizer, which is always told
+            # this reason reveals only the optimizer, which the server is told in any case
             why = no_sgd(self.optimizer)
             if self.unscheduled != why:
                 why = UNTOLD
@@ -356,7 +356,8 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # facts that are not told cannot differ
+    # facts that the client withholds cannot be compared with the assumed ones
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)

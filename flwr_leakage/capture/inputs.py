@@ -60,7 +60,8 @@ def _gap(values: Tensor) -> float | None:
     ``None`` is returned if no grid fits, or if several do.
     """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
-        return None  # all values have at least as many levels, and sorting them takes long
+        # all values together have no fewer levels than these, so that they need not be sorted
+        return None
     levels = torch.unique(values).double()
     count = _count_levels(levels)
     if not 1 < count <= _LEVELS + 1:

@@ -174,7 +174,7 @@ class TargetRisk(Defense):
                 math.log(std),
                 xtol=1e-12,
             )
-            # slightly above the root, where the target is met
+            # take slightly more noise than the root, so that the target is met
             std = min(std, math.exp(level + 1e-11))
         elif met:
             std = weakest

@@ -351,7 +351,7 @@ def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Ten
     if spec.padding is not None:
         is_token = ids != spec.padding
     if spec.next_token:
-        # keep a token only if another one follows it
+        # only tokens that another token follows get a derivative
         is_token &= is_token.flip(1).cumsum(1).flip(1) > 1
     return is_token
 

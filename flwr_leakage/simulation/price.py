@@ -188,7 +188,7 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
     # ranking takes about as long as training on the same samples once
     ranking = work.ranked * measured.step / work.batch_size
     scores = ranking + work.scored * measured.score
-    # the plan limits this time itself, as a share of the training's
+    # the plan limits the scores' CPU time to this share of the training's
     if work.score_share is not None:
         scores = max(work.scored * measured.score, work.score_share * training)
     return Price(

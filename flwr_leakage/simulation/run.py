@@ -42,7 +42,7 @@ def run_by_hydra(cfg: DictConfig) -> Any:
             return fail(hydra_config.runtime.output_dir, error, cfg.objective)
         if isinstance(error, ConfigError | NoUpdateError | IncompleteRunError):
             sys.exit(f"error: {error}")
-        if isinstance(error, OSError):  # for example a full disk
+        if isinstance(error, OSError):  # an error of the machine, for example a full disk
             sys.exit(f"error: the run in {cfg.run_dir} cannot be written or read: {error}")
         raise
 
