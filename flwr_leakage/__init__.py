@@ -59,11 +59,18 @@ _HOMES = {
     "schedules": ("EpochSchedule",),
     "scores.one_call": ("score",),
 }
-"""For each module, the exported names that it defines; ``records`` defines all other names."""
+"""The submodules of this package, each with the exported names that it defines. The submodule
+``records`` defines all names that are not listed here."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name on its first use, so that the command's ``--help`` needs no torch."""
+    """Return the exported name's object, whose submodule is imported on the first use, so that the
+    command's ``--help`` runs without importing torch.
+
+    Raises:
+        AttributeError: the package exports no such name.
+        ImportError: the submodule needs a third-party package that is not installed.
+    """
     if name == "__version__":
         from importlib.metadata import version
 

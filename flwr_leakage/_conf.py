@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT_ATTACK = "strongest"
-"""The preset that attacks where nobody names another; ``conf/config.yaml`` names the same."""
+"""The name of the attack preset that is used if the user names none. ``conf/config.yaml`` has the
+same default."""
 
 
 def conf_dir() -> Path:
@@ -26,17 +27,18 @@ def conf_dir() -> Path:
 
 def load_part(group: str, name: str) -> Any:
     """Return the score or defense that the YAML file ``conf/<group>/<name>.yaml`` describes, built
-    with its settings; or a dictionary of them, where the file lists several by name. ``group`` is
-    ``score`` or ``defense``, whose files can be read without Hydra.
+    with its settings. A file that lists several parts by name gives a dictionary of these parts.
+    ``group`` is ``score`` or ``defense``, whose files can be read without Hydra.
 
     Raises:
-        ValueError: the group has no such file; the message lists the names that it has.
+        ValueError: the group has no file of this name; the message lists the names that the group
+            has.
     """
-    import yaml  # Flower brings it along
+    import yaml  # PyYAML is a dependency of Flower
 
     folder = conf_dir() / group
     texts = {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.yaml"))}
-    # Configs that name the data set of a run by ``${dataset}`` are for Hydra alone.
+    # Skip files with ``${…}``, such as ``${dataset}``: only Hydra can fill in a run's settings.
     nodes = {stem: yaml.safe_load(text) for stem, text in texts.items() if "${" not in text}
     known = [each for each, node in nodes.items() if "every" not in node.get("defaults", ())]
     if name not in known:
@@ -48,8 +50,9 @@ def load_part(group: str, name: str) -> Any:
 
 
 def _built(node: Any) -> Any:
-    """Return a node of YAML in which each mapping with ``_target_`` has become an object of that
-    class. The mapping's other entries are its arguments, and are built first.
+    """Return a parsed YAML value in which each mapping with an entry ``_target_`` has become an
+    object of the class that this entry names. The mapping's other entries are built first, and
+    become the arguments of the class.
     """
     if isinstance(node, list):
         return [_built(entry) for entry in node]

@@ -1,4 +1,4 @@
-"""Names that a package exports, and that are imported on their first use only.
+"""Let a package export names whose modules are imported only when a name is first used.
 
 So a client does not import the dependencies of the server's code, and need not have them installed.
 """
@@ -22,15 +22,16 @@ EXTRAS = {
     "pandas": "all",
     "ray": "all",
 }
-"""By third-party package, the extra of this package that installs it. A client that only trains and
-sends updates needs none of them."""
+"""The third-party packages that some parts need, each with the extra of ``flwr-leakage`` that
+installs it. A client that only trains and sends updates needs none of these packages."""
 
 
 def lazy(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` for a package that imports names late.
-    ``package`` is its ``__name__``; ``homes`` lists the names under the modules that define them.
+    ``package`` is the package's ``__name__``; ``homes`` maps the path of each module to the names
+    that it defines.
 
     Raises:
         ImportError: raised by the returned ``__getattr__``, if a name needs a third-party package
@@ -52,9 +53,9 @@ def lazy(
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ImportError:
-    """Return the error to raise when ``what``, a feature, needs a third-party package that is not
-    installed, with the pip command for the extra that installs it; ``error`` itself if no extra
-    does.
+    """Return the error to raise when the feature ``what`` needs a third-party package that is not
+    installed. Its message has the pip command for the extra that installs the package. If no extra
+    does, ``error`` itself is returned.
 
     Example:
         >>> print(missing("observe", ModuleNotFoundError("No module named 'x'", name="jinja2")))

@@ -2,8 +2,8 @@
 
 Where pip installs a CPU build of torch, the torchvision from PyPI is still the CUDA build. Its
 compiled library then does not load, and importing it fails with ``operator torchvision::nms does
-not exist``. Declaring the schemas of ``nms`` and ``qnms`` before is enough for models, transforms
-and datasets. Where torchvision loads by itself, this module does nothing.
+not exist``. If the schemas of the operators ``nms`` and ``qnms`` are declared before the import,
+models, transforms and datasets work. Where torchvision loads by itself, this module does nothing.
 """
 
 import importlib.util
@@ -29,12 +29,16 @@ def _compiled_library_loads(package: Path) -> bool:
 
 
 def lacks_operators() -> bool:
-    """Return whether operators had to be declared, as torchvision's compiled ones do not load."""
+    """Return whether this module declared torchvision's operators, as its compiled library did not
+    load.
+    """
     return bool(_libraries)
 
 
 def prepare_torchvision() -> None:
-    """Declare torchvision's missing operator schemas; call it before importing torchvision."""
+    """Declare the schemas of torchvision's operators ``nms`` and ``qnms`` if its compiled library
+    does not load. It must be called before torchvision is imported.
+    """
     spec = importlib.util.find_spec("torchvision")
     if _libraries or spec is None or not spec.submodule_search_locations:
         return
@@ -44,7 +48,7 @@ def prepare_torchvision() -> None:
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
             library.define(schema)
-    _libraries.append(library)  # the declarations live as long as this object
+    _libraries.append(library)  # torch forgets the declarations when this object is deleted
 
 
 prepare_torchvision()

@@ -1,8 +1,8 @@
 """List published normalisations of images, and recognise one by the values of inputs.
 
-A pixel of 8 bits is k/255 with k = 0 … 255. So the inputs of a network lie on a grid,
-``(k/255 − mean) / std``, one for each channel. Many values that lie on the grid of the true
-normalisation lie on that of a wrong one by chance only.
+A pixel of 8 bits is k/255 with k = 0 … 255. So the inputs of a network lie on a grid, ``(k/255 −
+mean) / std``, one for each channel. Values that lie on the grid of the true normalisation lie on
+the grid of a wrong one only by chance, which is small if there are many values.
 """
 
 import math
@@ -16,7 +16,8 @@ from torch import Tensor
 from flwr_leakage.records import InputSpec
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""The mean and the standard deviation of pixels in [0, 1], for each channel."""
+"""Two tuples with one entry per channel: the mean, and the standard deviation, of pixels in [0,
+1]."""
 
 PUBLIC: dict[str, Statistics] = {
     "0 to 1": ((0.0,), (1.0,)),
@@ -34,32 +35,35 @@ PUBLIC: dict[str, Statistics] = {
 pixels in [0, 1], for each channel or for all channels alike."""
 
 DEPTHS = (255, 16)
-"""The largest level of a pixel: of images of 8 bits, and of the digits of scikit-learn."""
+"""The largest level of a pixel: 255 for images of 8 bits, 16 for the digits of scikit-learn."""
 
 WRITTEN = 2e-4
-"""The largest distance of a pixel from its level under constants that are written with four
-decimals: 5e-5 · (1 + |x|) for |x| ≤ 2.7, the largest value under ``PUBLIC``."""
+"""The largest distance of a computed pixel from its true level k/255, in units of pixels in [0, 1],
+if mean and standard deviation are rounded to four decimals. It is 5e-5 · (1 + |x|), where |x| ≤ 2.7
+is the largest input under ``PUBLIC``."""
 
 LARGEST_DEVIATION = 0.15
-"""The largest root mean square distance of values from their levels, in levels. Values that lie
-anywhere have one of 0.29."""
+"""The largest root mean square distance of values from the nearest level, in units of the distance
+of two levels, at which values count as levels. Values spread evenly between levels have 1/√12 =
+0.29."""
 
 OUTSIDE_DEVIATIONS = 10
-"""The distance of values from the range of valid pixels, in standard deviations of their error,
-beyond which the range, and so the normalisation, is wrong."""
+"""The distance of a value from the range of inputs of valid pixels, in standard deviations of the
+value's numerical error. Beyond this distance the assumed normalisation counts as wrong."""
 
 FEW, MANY = 5, 20
-"""Thresholds for the number of levels that occur in a channel. Fewer than ``FEW`` levels fit many
-grids. If ``MANY`` or more all fall on every second level of a grid, this is no chance: the grid is
-too fine, and the true one is coarser."""
+"""Thresholds for the number of different pixel levels that occur in a channel. Fewer than ``FEW``
+levels fit many normalisations, and confirm none. If at least ``MANY`` occur and the distances of
+all have a common divisor above 1, this is no chance: the assumed levels are too fine, and the
+assumed normalisation is wrong."""
 
 
 def public_statistics(name: str, channels: int) -> Statistics:
     """Return the mean and the standard deviation of each channel under a public normalisation.
 
     Raises:
-        ValueError: the table ``PUBLIC`` has no normalisation of this name, or it is one for another
-            number of channels.
+        ValueError: the table ``PUBLIC`` has no normalisation of this name, or it has another number
+            of channels.
     """
     mean, std = PUBLIC.get(name, ((), ()))
     if len(mean) not in (1, channels):
@@ -71,8 +75,8 @@ def public_statistics(name: str, channels: int) -> Statistics:
 
 
 def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
-    """Return ``spec`` under each public normalisation that fits its number of channels, keyed by
-    names such as ``CIFAR-10``.
+    """Return copies of ``spec`` with each normalisation of ``PUBLIC`` that fits its number of
+    channels, keyed by the normalisation's name, such as ``CIFAR-10``.
     """
     channels = spec.shape[0]
     found = {}
@@ -84,9 +88,10 @@ def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
 
 
 def possible_specs(spec: InputSpec) -> list[InputSpec]:
-    """Return the specs that inputs may have: ``spec`` itself, then all public ones if
-    ``spec.known`` is false (the normalisation is not certain) and ``spec.box`` true (images of 8
-    bits). All have ``known`` true.
+    """Return the specs under which an attack may have to try the inputs. The first is ``spec``
+    itself. If its normalisation is uncertain (``known`` is false) and inputs are images of 8 bits
+    (``box`` is true), ``spec`` with each other public normalisation follows. All returned specs
+    have ``known`` true.
     """
     given = replace(spec, known=True)
     if spec.known or not spec.box:
@@ -97,8 +102,9 @@ def possible_specs(spec: InputSpec) -> list[InputSpec]:
 
 def public_normalization(inputs: Tensor) -> str:
     """Return the name in ``PUBLIC`` of the normalisation under which all values of inputs (B, C, H,
-    W) are levels of pixels; empty where none fits, as for images that were interpolated. The name
-    reveals a constant of the app's pipeline, and no pixel's value.
+    W) are levels k/255 or k/16 of pixels. The result is empty if no normalisation fits, as for
+    images that were interpolated. The name reveals a setting of the app's preprocessing, and no
+    pixel's value.
     """
     eps = torch.finfo(inputs.dtype).eps if inputs.dtype.is_floating_point else 0.0
     error = eps / math.sqrt(12) * float(inputs.detach().abs().max())
@@ -117,8 +123,9 @@ def normalizations_agree(one: InputSpec, other: InputSpec) -> bool:
 
 
 Claim = Literal["confirmed", "read off", "as told", "refuted", "by fit"]
-"""The basis of a claim about pixels; see :class:`Reading`. ``by fit`` stands for a normalisation
-that is unknown, that inputs do not show, and that was chosen by the fit of the update."""
+"""How it is known that reconstructed inputs are pixels under some normalisation. :class:`Reading`
+explains the first four. ``by fit``: the normalisation is unknown and the inputs do not show it, so
+the one was chosen whose reconstruction fits the update best."""
 
 CONFIRMED = "The values are levels of pixels under the normalisation that was told, and no other."
 
@@ -126,21 +133,23 @@ AS_TOLD = (
     "The pixels are right if the normalisation that the attack was told is: the values lie on no "
     "grid of levels, as after interpolation, that would show it."
 )
-"""The reason, for the user, why proven inputs in the box of valid pixels do not confirm it."""
+"""The sentence for the user if inputs that are proven to be exact lie in the range of valid pixels,
+but do not show whether the normalisation that the attack was told is right."""
 
 REFUTED = (
     "The network's inputs are proven, but no pixels are: {why}. So the normalisation that the "
     "attack was told is wrong, or the inputs are no images of 8 bits; for others, such as tables "
     "and embeddings, give a spec with box=False."
 )
-"""The reason, for the user, why proven inputs prove no pixels."""
+"""The sentence for the user if inputs are proven to be exact, and contradict the normalisation that
+the attack was told. ``why`` says what contradicts it."""
 
 SEVERAL = (
     "The network's inputs are proven, but no pixels are: the inputs are levels of pixels under the "
     "normalisation that the attack was told, and under {others} too."
 )
-"""The reason, for the user, why proven inputs prove no pixels if they fit several
-normalisations."""
+"""The sentence for the user if inputs are proven to be exact, and fit several normalisations.
+``others`` are their names."""
 
 OUTSIDE = "they lie outside of the box of valid pixels by more than their own error"
 OFF_LEVELS = "they lie on a grid of levels, but not on that of the normalisation"
@@ -149,16 +158,17 @@ NO_IMAGES = "inputs in a single row or column that are no levels of pixels may b
 
 @dataclass(frozen=True)
 class Reading:
-    """The normalisation that exactly recovered inputs of a network show.
+    """The conclusion on the normalisation that the values of exactly recovered inputs allow.
 
     Attributes:
-        claim: ``confirmed`` if the inputs lie on the grid of the normalisation that was told, and
-            of no other public one; ``read off`` if they show another normalisation, and only one;
-            ``as told`` if they speak neither for nor against the one that was told; ``refuted`` if
-            they speak against it and show no other, or fit several.
+        claim: ``confirmed`` if all values are levels of pixels under the normalisation that the
+            attack was told, and under no other public one; ``read off`` if the values show exactly
+            one other normalisation; ``as told`` if the values speak neither for nor against the
+            told one; ``refuted`` if they contradict the told one and show no other, or if they fit
+            several.
         reason: the claim as a sentence for the user.
-        spec: the normalisation under which the inputs are pixels; ``None`` if the claim is
-            ``refuted``.
+        spec: the input spec with the normalisation that is concluded, the told one for ``as told``;
+            ``None`` for ``refuted``.
     """
 
     claim: Claim
@@ -167,18 +177,18 @@ class Reading:
 
 
 def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading:
-    """Return which normalisation exactly recovered inputs of a network show.
+    """Return what the values of exactly recovered inputs (B, C, H, W) show of their normalisation.
 
     A pixel of 8 bits has one of 256 levels. The normalisation that was told is confirmed if all
     values are such levels under it, and under no other public one. If they are levels under exactly
     one public normalisation, and not under the one that was told, that one is read off. Values
     outside of the range of valid pixels refute the normalisation that was told; if both black and
     white occur in each channel, the right normalisation follows from their values. Values that lie
-    on no grid of levels at all neither confirm nor refute it, except that inputs of a single row or
-    column are then taken for no images.
+    on no grid of levels at all neither confirm nor refute the told normalisation. But if H or W is
+    1, the inputs may be rows of a table, and the told normalisation counts as refuted.
 
     ``inputs`` are exact up to a numerical error of standard deviation ``error``. ``told`` is the
-    normalisation that the attack was told.
+    spec that the attack was given.
     """
     values = inputs.detach().cpu().double()
     specs = {n: s for n, s in public_specs(told).items() if not normalizations_agree(s, told)}
@@ -188,7 +198,8 @@ def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading
     if _possible(own) and not others:
         if _confirmed(own):
             return Reading("confirmed", CONFIRMED, told)
-        return Reading("as told", AS_TOLD, told)  # too few levels
+        # too few different levels occur to confirm the told normalisation
+        return Reading("as told", AS_TOLD, told)
     if not _possible(own) and len(others) == 1 and _confirmed(grids[others[0]]):
         return Reading("read off", _wrong(f"{others[0]!r}"), specs[others[0]])
     if float((values - told.clamp(values)).abs().max()) > OUTSIDE_DEVIATIONS * error:
@@ -218,9 +229,10 @@ def _wrong(right: str) -> str:
 
 
 def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]] | None:
-    """Return, for each channel of a network's inputs, how many levels of pixels occur under the
-    normalisation ``spec``, and the greatest common divisor of their distances; ``None`` if a value
-    is no level. ``error`` is the standard deviation of a value's numerical error.
+    """Return, for each channel of inputs (B, C, H, W), two numbers: how many different pixel levels
+    occur if the normalisation is that of ``spec``, and the greatest common divisor of their
+    distances. The result is ``None`` if some value is no level. ``error`` is the standard deviation
+    of a value's numerical error.
     """
     for depth in DEPTHS:
         found = []
@@ -237,10 +249,11 @@ def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]
 def _levels(
     values: Tensor, mean: float, std: float, error: float, depth: int
 ) -> Sequence[int] | None:
-    """Return the levels of a channel's pixels, ascending; ``None`` if values lie off all levels, or
-    if errors are too large to tell. ``mean`` and ``std`` are the normalisation in pixel units,
-    ``error`` the standard deviation of a value's numerical error, and ``depth`` the largest level,
-    such as 255.
+    """Return the different pixel levels that occur in one channel's values (N,), ascending. The
+    result is ``None`` if some value is no level, or if the error is too large to tell levels apart.
+    ``mean`` and ``std`` are the channel's normalisation for pixels in [0, 1], ``error`` is the
+    standard deviation of a value's numerical error, and ``depth`` is the largest level, such as
+    255.
     """
     slack = depth * (WRITTEN + std * error)
     if slack > LARGEST_DEVIATION:
@@ -251,31 +264,31 @@ def _levels(
     levels = scaled.round().clamp(0, depth).long()
     counts = torch.bincount(levels)
     squares = torch.bincount(levels, weights=(scaled - levels).square())[counts > 0]
-    # Each level counts once, as most pixels of some images are black.
+    # The mean is over levels, not over pixels, as most pixels of some images are black.
     if float((squares / counts[counts > 0]).mean().sqrt()) > slack:
         return None
     return [int(level) for level in counts.nonzero().flatten()]
 
 
 def _possible(grid: list[tuple[int, int]] | None) -> bool:
-    """Return whether the levels that :func:`_grid` found allow that the normalisation is right.
-    They do not if some value is no level, or if the distances of a channel's many levels have a
-    common divisor above 1.
+    """Return whether the normalisation may be right by ``grid``, the result of :func:`_grid` for
+    it. It is wrong if some value is no level, or if at least ``MANY`` levels occur in a channel and
+    their distances have a common divisor above 1.
     """
     return grid is not None and all(step == 1 or count < MANY for count, step in grid)
 
 
 def _confirmed(grid: list[tuple[int, int]] | None) -> bool:
-    """Return whether the levels that :func:`_grid` found show that the normalisation is right. They
-    do if at least ``FEW`` occur in each channel, with no common divisor of their distances.
+    """Return whether ``grid``, the result of :func:`_grid` for a normalisation, confirms it: at
+    least ``FEW`` levels occur in each channel, and their distances have no common divisor above 1.
     """
     return grid is not None and all(step == 1 and count >= FEW for count, step in grid)
 
 
 def _is_on_a_grid(values: Tensor, error: float) -> bool:
-    """Return whether values (N,) of one channel lie on at most 256 equidistant levels, by more than
-    chance, unlike those of interpolated images. ``error`` is the standard deviation of a value's
-    numerical error.
+    """Return whether values (N,) of one channel lie on ``MANY`` to 256 equidistant levels, of
+    whatever distance, closer than chance would put them. Values of interpolated images do not.
+    ``error`` is the standard deviation of a value's numerical error.
     """
     ordered = values.sort().values
     width = float(ordered[-1] - ordered[0])
@@ -295,12 +308,13 @@ def _is_on_a_grid(values: Tensor, error: float) -> bool:
 
 
 def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> InputSpec | None:
-    """Return a spec like ``told`` under which each channel's extremes are black and white.
+    """Return ``told`` with the normalisation by which each channel's least value is black and its
+    largest white.
 
-    It is ``None`` unless that turns all ``values``, exactly recovered inputs of images, into levels
-    of pixels (multiples of 1/255 for 8 bits), at least ``MANY`` different ones in each channel, of
-    which no coarser grid holds all. ``error`` is the standard deviation of a value's numerical
-    error.
+    The result is ``None`` unless this normalisation turns all ``values`` (B, C, H, W), exactly
+    recovered inputs, into levels of pixels (multiples of 1/255, or of 1/16), and at least ``MANY``
+    different levels occur in each channel, whose distances have no common divisor above 1.
+    ``error`` is the standard deviation of a value's numerical error.
     """
     channels = values.transpose(0, 1).flatten(1)
     low, high = channels.amin(1), channels.amax(1)
@@ -316,4 +330,4 @@ def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> I
 
 def _rounded(value: float) -> float:
     """Return a number rounded as normalisations are written: to 4 decimals, or 6 if below 0.05."""
-    return round(value, 4 if abs(value) >= 0.05 else 6) + 0.0  # no −0
+    return round(value, 4 if abs(value) >= 0.05 else 6) + 0.0  # adding 0 turns −0 into 0

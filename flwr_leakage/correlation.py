@@ -20,7 +20,7 @@ class Correlation:
         low: the lower end of the confidence interval, or ``None``.
         high: the upper end of the confidence interval, or ``None``.
         n: the number of pairs used.
-        note: why a number is missing; mostly empty.
+        note: why the coefficient or the interval is missing; empty if neither is.
     """
 
     coefficient: float | None
@@ -56,7 +56,7 @@ def spearman(
         return Correlation(None, None, None, n, f"needs 3 pairs, got {n}")
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return Correlation(None, None, None, n, "undefined: one of the quantities is constant")
-    from scipy import stats  # the import takes a second
+    from scipy import stats  # imported here, as that takes a second
 
     rho = float(stats.spearmanr(left, right).statistic)
     # Rounding may move SciPy's ρ off 1 although all ranks agree.
@@ -69,12 +69,14 @@ def spearman(
 
 
 ARRANGEMENTS = math.factorial(7)
-"""The largest number of orders that a permutation test takes. If there are more, it takes this
-number of random ones."""
+"""The largest number of permutations that a test goes through completely. If there are more, the
+test draws this number of random ones."""
 
 
 MAX_RANKS = 10_000_000
-"""The largest number of ranks in all random orders of a test together; they take about a second."""
+"""The largest total number of ranks in all random permutations of one test, which bounds its time
+to about a second. With more than ``MAX_RANKS / ARRANGEMENTS`` units, fewer permutations are
+drawn."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ class RankAgreement:
         coefficient: the rank correlation within rounds, in [−1, 1]; ``None`` where no round has two
             units to compare, or where one of the quantities ranks all units equal.
         p_value: the probability of a coefficient at least as far from zero if the two quantities
-            are unrelated; ``None`` where the coefficient is.
-        least: the smallest p-value that so many units allow, which a perfect order would have.
+            are unrelated; ``None`` if ``coefficient`` is ``None``.
+        least: the smallest p-value that is possible for this number of units in each round. Two
+            quantities that rank all units alike have it.
         n: the number of units that were compared.
     """
 
@@ -100,11 +103,11 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
     """Test by permutation whether two quantities rank units, such as clients, alike within rounds.
 
     Each unit counts once, in the round with the most units of those in which it was seen. Let a and
-    b be the units' ranks in x and in y within their round, less the round's mean rank. The
-    coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``, which is Spearman's ρ for a single round. The p-value is
-    the share of all permutations of units within rounds whose coefficient is at least as far from
-    zero (Fisher 1935). If there are more than ``ARRANGEMENTS`` permutations, the share is that
-    among as many random ones and the observed order (Phipson and Smyth 2010).
+    b be the vectors of the units' ranks in x and in y within their round, each less the round's
+    mean rank. The coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``, which is Spearman's ρ for a single round.
+    The p-value is the share of all permutations of units within rounds whose coefficient is at
+    least as far from zero (Fisher 1935). If there are more than ``ARRANGEMENTS`` permutations, the
+    share is that among as many random ones and the observed order (Phipson and Smyth 2010).
 
     ``seen`` are tuples of a round, a unit, and the unit's values x and y in that round.
 
@@ -113,7 +116,7 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
         >>> found.n, found.coefficient, round(found.p_value, 3)
         (3, -1.0, 0.333)
     """
-    from scipy.stats import rankdata  # the import takes a second
+    from scipy.stats import rankdata  # imported here, as that takes a second
 
     by_unit: dict[Hashable, dict[int, tuple[float, float]]] = {}
     for when, unit, x, y in seen:
@@ -126,7 +129,8 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
     blocks = [rankdata(pairs, axis=0) for pairs in by_round.values() if len(pairs) > 1]
     sizes = [len(block) for block in blocks]
     orders = 1
-    for size in sizes:  # beyond 2^64 the exact number does not matter
+    # count at most to 2^64, as larger numbers of permutations make no difference
+    for size in sizes:
         orders = min(orders * math.factorial(min(size, 20)), 2**64)
     n, least = sum(sizes), min(1.0, 2 / orders)
     if not blocks:
@@ -143,8 +147,9 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
-    """Yield permutations of units within consecutive blocks of the given sizes, as rows of arrays
-    of indices: all of them; or if ``drawn``, the identity and up to ``ARRANGEMENTS`` random ones.
+    """Yield arrays of indices, each row of which permutes units within consecutive blocks of the
+    given sizes. All permutations are yielded; or, if ``drawn``, the identity and then up to
+    ``ARRANGEMENTS`` random ones, one row at a time.
     """
     starts = np.cumsum([0, *sizes])
     if not drawn:
@@ -165,7 +170,7 @@ def _complete_pairs(
 ) -> tuple[NDArray, NDArray]:
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}.")
-    # As floats, ``None`` is NaN.
+    # The conversion to float turns ``None`` into NaN.
     pairs = np.stack([np.array(x, dtype=float), np.array(y, dtype=float)])
     left, right = pairs[:, np.isfinite(pairs).all(0)]
     return left, right

@@ -12,8 +12,8 @@ from flwr_leakage.function_mode import FunctionMode
 
 ACTIVE = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 IDLE = (F.alpha_dropout, F.feature_alpha_dropout)
-"""Functions of (inputs, p = 0.5, training). By default ``training`` is true in ``ACTIVE`` and false
-in ``IDLE``."""
+"""Dropout functions whose arguments are (inputs, p = 0.5, training). By default ``training`` is
+true in ``ACTIVE`` and false in ``IDLE``."""
 
 PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
 """Dropout functions whose arguments are (inputs, p, train)."""
@@ -26,17 +26,19 @@ PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
 
 
 class Masked(FunctionMode):
-    """A context in which calls of dropout functions multiply by given masks, in any mode.
+    """A context in which each call of a dropout function multiplies its input by a given mask,
+    whatever its argument ``training`` is.
 
-    It counts the calls with p > 0 of ``F.dropout`` and of its variants for channels
-    (:data:`ACTIVE`). None of them drops anything by itself.
+    This holds for calls of the functions in :data:`ACTIVE` with p > 0. They draw no random mask of
+    their own.
 
     Args:
         masks: the tensor by which each call's input is multiplied, in the order of the calls in a
-            forward pass. ``None`` leaves the input as it is, and so do masks missing at the end.
+            forward pass. A call whose mask is ``None``, or for which the sequence is too short,
+            returns its input as it is.
 
     Attributes:
-        calls: (function, p, shape of the input) of each call so far.
+        calls: the function, p and the input's shape of each call so far, as tuples.
     """
 
     def __init__(self, masks: Sequence[Tensor | None] = ()) -> None:
@@ -47,7 +49,9 @@ class Masked(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a torch function; a dropout call gives its input times its mask."""
+        """Return the result of a call of a torch function. A call of a dropout function returns its
+        input times its mask.
+        """
         if function not in ACTIVE:
             return function(*args, **kwargs)
         given = dict(zip(_names(function), args, strict=False)) | kwargs
@@ -58,8 +62,8 @@ class Masked(FunctionMode):
         return self.outputs(len(self.calls) - 1, inputs)
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the output of the dropout call ``number`` in the forward pass, from 0: its input
-        times its mask.
+        """Return the output of the dropout call of index ``number`` in the forward pass, counted
+        from 0: ``inputs`` times the call's mask.
         """
         mask = self.masks[number] if number < len(self.masks) else None
         return inputs if mask is None else inputs * mask.to(inputs)
@@ -72,7 +76,7 @@ class Dropouts(FunctionMode):
         skip: whether the pass is computed as if nothing were dropped.
 
     Attributes:
-        found: the functions that dropped units, such as ``dropout (p=0.5)``, each once.
+        found: the functions that drop units in the pass, such as ``dropout (p=0.5)``, each once.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -83,8 +87,8 @@ class Dropouts(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a torch function, without drops if ``skip``, and note the function
-        if it drops units.
+        """Return the result of a call of a torch function, and add the function to ``found`` if it
+        drops units. If ``skip`` is true, the result is computed without dropping units.
         """
         given = dict(zip(_names(function), args, strict=False)) | kwargs
         if function in ATTENTION:
@@ -117,9 +121,9 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Return the functions that drop units in a pass of a copy of the model in its present mode,
-    such as ``dropout (p=0.5)``, each once, with those of ``nn.Dropout`` modules. Torch's global
-    random generator keeps its state.
+    """Return the dropout functions that drop units in a forward pass of the model in its present
+    mode, such as ``dropout (p=0.5)``, each once. Those that ``nn.Dropout`` modules call are among
+    them. The pass is made on a copy, and torch's global random generator keeps its state.
     """
     walk = Dropouts(skip=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:

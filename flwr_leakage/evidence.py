@@ -2,8 +2,8 @@
 
 Each sentence of the page names the records of the run that it rests on. A record's id is made of
 its own content; see :func:`record_id`. A sentence lists the ids of its records and one digest of
-them all, and the page lists the digests of the run's files. So :func:`verify` shows whether one of
-them was changed since.
+them all, and the page lists the digests of the run's files. So :func:`verify` shows whether a
+record or file of the run was changed after the page was written.
 """
 
 import hashlib
@@ -53,7 +53,8 @@ __all__ = [
 ]
 
 METHOD = "method"
-"""The source of a sentence that is true of every run of this tool, and rests on no record."""
+"""The ``source`` of a :class:`Statement` that is true of every run of this package, and rests on no
+record."""
 
 INFORMATION = (
     "This is no legal advice. It says where a part of the page may be of use to whoever answers "
@@ -73,7 +74,8 @@ INFORMATION = (
     "guarantees, and simulated membership inference (11.3.3) under membership, where the run has "
     "them.",
 )
-"""Sentences, for the page, on the laws and standards for which it may be of use."""
+"""Sentences that every page of evidence shows, on the laws and standards for which it may be of
+use."""
 
 RELIANCE = (
     "The digests show whether the records were changed since; they do not show who made the run, "
@@ -90,8 +92,9 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""For a detail of the verdict, by the words that it begins with, the kind and the names of the
-records behind it."""
+"""The records on which a detail rests, one of the sentences below the report's verdict. The key is
+the words that the detail begins with; the value is the kind of the records, and a regular
+expression for their names."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,12 @@ class Statement:
 
     Attributes:
         id: S1, S2, … in the order of the page.
-        part: the heading of the page under which it stands.
+        part: the page's heading under which the statement stands.
         text: the text that stands on the page.
         source: ``records``; or ``run.json``, the file of the run's settings; or ``method``, for
             text that rests on no record.
         records: the ids of the records, sorted.
-        digest: the SHA-256 of those ids; that of ``run.json`` where this file is the source.
+        digest: the SHA-256 of these ids; or of the file ``run.json`` if that is the source.
     """
 
     id: str
@@ -147,7 +150,8 @@ def _digest(content: bytes) -> str:
 
 
 def make_evidence(run: str | Path) -> Evidence:
-    """Return the evidence of a run folder; the same run gives the same evidence.
+    """Return the content of the page of evidence of a run folder, which depends on the run's files
+    alone.
 
     Raises:
         FileNotFoundError: ``run`` is no run folder.
@@ -184,9 +188,9 @@ def _of(*kinds: str, names: str = "") -> Chosen:
 
 
 def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
-    """Return the statements of the page in order, each as its heading, its text, its source
-    (``records`` or ``run.json``), and a predicate that chooses the records on which it rests,
-    ``None`` if it rests on none.
+    """Return the statements of the page in order. Each is a tuple of the heading under which it
+    stands, its text, its source (``records`` or ``run.json``), and a predicate that chooses the
+    records on which it rests. The predicate is ``None`` if it rests on no record.
     """
     index, metadata = Index(data.records), data.metadata
     found, fate, done = attempts(index), fates(index), rounds_of(index)
@@ -216,7 +220,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for event in (event for event in data.events if event.message.startswith(NODES)):
         add("What was tested", event.message, _of("client", names="^images$"))
     answers = index.series("attack", "objective").values()
-    # A note of an attack's answer begins with what the attacker was given.
+    # The note of an attack's record names, before its first “;”, what the attacker was given.
     noted = "; ".join(sorted({note for a in answers if (note := a.note.partition(";")[0])}))
     if threat := metadata.get("threat"):
         given, withheld = given_to_attacker(metadata), withheld_from_attacker(metadata)
@@ -286,13 +290,14 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
 
 
 def _capital(text: str) -> str:
-    """Return a text with its first letter as a capital, unless that is no Latin letter."""
+    """Return a text with its first letter as a capital, if that is a Latin letter."""
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def write_evidence(run: str | Path, output: str | Path | None = None) -> Path:
-    """Write the page of evidence as HTML to be printed, and its content as JSON beside it, and
-    return the page's path. Neither file holds an image, and only their owner can read them.
+    """Write the page of evidence of a run as HTML to be printed, and its content as a JSON file
+    beside it. Return the path of the HTML page. Neither file holds an image, and only the user who
+    wrote them may read them.
 
     Args:
         run: a run folder.
@@ -319,7 +324,7 @@ def _page(made: Evidence, content: str) -> str:
             f'<p id="{each.id}">{html.escape(each.text)} <small>[{each.id}: {told}]</small></p>'
         )
     files = "".join(f"<li>{name}: <code>{value}</code></li>" for name, value in made.files.items())
-    # “</script” in the embedded JSON would end the script, so that “<” is escaped.
+    # “<” is escaped, as “</script” within the embedded JSON would end the script element.
     hidden = content.replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -351,9 +356,9 @@ _EMBEDDED = re.compile(r'<script type="application/json" id="evidence">(.*?)</sc
 
 
 def verify(page: str | Path, run: str | Path) -> tuple[str, ...]:
-    """Return sentences that name each difference between a page of evidence and its run; none where
-    all agrees. If another version of this package wrote the page, only files and records are
-    compared, as sentences may differ in words.
+    """Return a sentence for each difference between a page of evidence and its run; the tuple is
+    empty if they agree. If another version of this package wrote the page, its sentences may be
+    worded otherwise, so only the digests of files and records are compared.
 
     Args:
         page: the HTML page of evidence, or the JSON file beside it.
@@ -400,7 +405,9 @@ def _read(page: Path) -> dict[str, Any]:
 
 
 def _shown(page: Path) -> str | None:
-    """Return the HTML of a page without its embedded data; ``None`` if the file is the JSON."""
+    """Return the HTML of a page of evidence without its embedded JSON; ``None`` if ``page`` is the
+    JSON file beside it.
+    """
     text = _text(page)
     return _EMBEDDED.sub("", text) if _EMBEDDED.search(text) else None
 

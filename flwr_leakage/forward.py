@@ -1,4 +1,4 @@
-"""The names of a model's trained parameters, its logits, and its second derivatives."""
+"""Find a model's trained parameters and its logits, and make its second derivatives right."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,9 +18,10 @@ from flwr_leakage.params import Params
 
 
 def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
-    """Return the names of the parameters that the client trains: those that require a gradient and
-    are in ``trained``, which its optimizer holds, or in the model if ``None``. A parameter that two
-    layers share has the one name that ``named_parameters`` gives it.
+    """Return the names of the parameters that the client trains: those that require a gradient, and
+    that are among ``trained``, the parameters of its optimizer. With ``trained=None`` every
+    parameter of the model that requires a gradient counts. A parameter that two layers share has
+    the one name that ``named_parameters`` gives it.
 
     Raises:
         ValueError: no parameter is trained, or ``trained`` holds a parameter of another model.
@@ -41,11 +42,11 @@ def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> f
 
 
 def logits_of(output: object) -> Tensor:
-    """Return the logits within a model's output: the tensor itself; the entry ``logits`` of an
-    object or mapping; or the only tensor in a sequence or mapping.
+    """Return the logits within a model's output: the output itself if it is a tensor; its attribute
+    or entry ``logits``; or the only tensor in a sequence or mapping.
 
     Raises:
-        ValueError: the output is none of these.
+        ValueError: the output is none of these, such as a tuple of two tensors.
     """
     if isinstance(output, Tensor):
         return output
@@ -74,15 +75,18 @@ class PlainKernels:
 
     Some fused kernels of PyTorch have no second derivative: those of
     ``scaled_dot_product_attention``, the fast path of ``nn.MultiheadAttention`` in eval mode, the
-    recurrent layers of oneDNN and cuDNN, and ``nn.Hardsigmoid``. Layer and instance normalisation
-    have a wrong one if it is taken around ``torch.func.vmap``. The context switches fused kernels
-    off, and replaces the normalisations and ``nn.Hardsigmoid`` by elementary operations.
+    recurrent layers of oneDNN and cuDNN, and ``nn.Hardsigmoid``. The second derivative of layer and
+    instance normalisation is wrong if it is taken outside of the ``torch.func.vmap`` within which
+    the first was taken. The context switches fused kernels off, and replaces the normalisations and
+    ``nn.Hardsigmoid`` by elementary operations.
 
     Attributes:
-        recurrent: whether the model has recurrent layers; only then oneDNN and cuDNN, which are
-            fast, are switched off.
-        writes_out: whether the model has a layer that must be replaced by elementary operations.
-        skips_dropout: whether dropout that eval mode does not switch off is left out.
+        recurrent: whether the model has recurrent layers. Only then oneDNN and cuDNN are switched
+            off, as without them other layers are slow.
+        writes_out: whether the model has a normalisation or an ``nn.Hardsigmoid`` that must be
+            replaced by elementary operations.
+        skips_dropout: whether dropout that stays active in eval mode, as a functional call may, is
+            left out.
         masks: the masks by which calls of dropout multiply, in the order of a forward pass; see
             :class:`flwr_leakage.dropout.Masked`.
     """
@@ -105,7 +109,7 @@ class PlainKernels:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return the context manager within which second derivatives are right."""
+        """Switch to kernels with right second derivatives within a ``with`` block."""
         mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
         fast = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)
@@ -143,8 +147,9 @@ class _WrittenOut(FunctionMode):
 
 @wrap_torch_function(lambda input, inplace=False: (input,))
 def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return ``F.hardsigmoid(input)``, by operations that can be differentiated twice. A function
-    mode outside of :class:`PlainKernels` sees one call, as of torch's own.
+    """Return ``F.hardsigmoid(input)``, by operations that can be differentiated twice. A
+    ``TorchFunctionMode`` around :class:`PlainKernels` sees a single call, as it does of torch's own
+    function.
     """
     outputs = (input / 6 + 0.5).clamp(0, 1)
     return input.copy_(outputs) if inplace else outputs
@@ -191,9 +196,10 @@ def gradient_by_autograd(
     point: Mapping[str, Tensor],
     others: Sequence[Tensor],
 ) -> Params:
-    """Return the gradient by autograd, keyed as ``point``, of a scalar function of tensors by name
-    at ``point``. It can itself be differentiated if an entry of ``point`` or of ``others``, on
-    which the function also depends, requires a gradient.
+    """Return the gradient of a scalar function of named tensors at ``point``, keyed as ``point``
+    and computed by autograd. ``others`` are further tensors on which the function depends. The
+    gradient can itself be differentiated if an entry of ``point`` or of ``others`` requires a
+    gradient.
     """
     again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""A context that passes every call of a torch function to a method of its own."""
+"""Provide a context in which a method decides the result of every call of a torch function."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
+"""Define the gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,9 +30,10 @@ rate, momentum and weight decay they have their defaults."""
 class GradientMap:
     """The map x ↦ ∇_θ L(x, y; θ) of a model with parameters θ and a loss L, without side effects.
 
-    Here x are inputs and y targets of a batch. A parameter that is not trained has the gradient 0,
-    and local training leaves it as it is. Attention, recurrent and normalising layers are computed
-    by kernels that can be differentiated twice, see ``PlainKernels``.
+    Here x are inputs and y targets of a batch. The map returns the gradient 0 for a parameter that
+    is not trained, and local training leaves the parameter as it is. Attention, recurrent and
+    normalising layers are computed by kernels that can be differentiated twice, see
+    ``PlainKernels``.
 
     Args:
         model: any module; it is copied, with BatchNorm made free of side effects.
@@ -43,16 +44,18 @@ class GradientMap:
             the batch's statistics; ``running`` if it trains in eval mode, by the running ones.
         trained: the model's parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
-        device: the device of the copy, on which everything is computed. It is the CPU even if the
-            model itself trains on a GPU: scores and attacks of second order take no other.
+        device: the device of the copy, on which everything is computed. The default is the CPU even
+            if the model itself trains on a GPU, as scores and attacks that use second derivatives
+            accept no other device.
 
     Attributes:
         trained: names of the trained parameters.
-        kernels: the context within which the model is computed.
+        kernels: the context of kernels with right second derivatives, within which the model is
+            computed.
         transposed: names of the matrices that this map takes and returns as (m, n), while the model
             holds them as (n, m).
-        one_by_one: why ``torch.func`` cannot differentiate this model, so that plain autograd does,
-            one sample at a time; empty where ``torch.func`` can. See
+        one_by_one: the reason why ``torch.func`` cannot differentiate this model, so that autograd
+            differentiates it, one sample at a time; empty if ``torch.func`` can. See
             ``differentiated_by_autograd``.
         held: for each BatchNorm layer by name, the two vectors (C,) ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` of
             an observed gradient, with the layer's weight γ and bias β; empty for the plain map. See
@@ -89,12 +92,14 @@ class GradientMap:
         return self.turned(own)
 
     def turned(self, params: Params) -> Params:
-        """Return ``params`` with those matrices transposed that ``transposed`` names."""
+        """Return ``params`` with each matrix transposed whose name is in ``transposed``."""
         return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property
     def buffers(self) -> Params:
-        """Return the buffers of the copied model's ``state_dict``, mostly those of BatchNorm."""
+        """Return the buffers in the ``state_dict`` of the model's copy by name, mostly BatchNorm's
+        statistics.
+        """
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
 
@@ -122,10 +127,11 @@ class GradientMap:
     def with_statistics_held(
         self, params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]
     ) -> "GradientMap":
-        """Return the map with batch statistics as constants and the same gradient at the samples.
+        """Return a map with constant batch statistics that has the original map's gradient at the
+        samples.
 
-        The map normalises by known batch statistics, which are given as buffers and stay constant.
-        Its loss has an additional term, so that at the private samples its gradient is that of the
+        The returned map normalises by known batch statistics, which are given to it as buffers. Its
+        loss has an additional term, by which its gradient at the private samples equals that of the
         original map; see :func:`flwr_leakage.normalization.held_loss`.
 
         Args:
@@ -154,9 +160,10 @@ class GradientMap:
     def held_loss(
         self, layer_inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
     ) -> Tensor | float:
-        """Return the loss term that stands for the dependence of batch statistics on the samples.
+        """Return the additional loss term by which :meth:`with_statistics_held` keeps the gradient.
 
-        It is 0 unless the map comes from :meth:`with_statistics_held`.
+        The term stands for the dependence of batch statistics on the samples. It is 0 for every
+        other map.
 
         Args:
             layer_inputs: the input of each BatchNorm layer in a forward pass, by the layer's name.
@@ -165,7 +172,7 @@ class GradientMap:
         return held_loss(self.model, layer_inputs, {**self.buffers, **(buffers or {})}, self.held)
 
     def differentiated_by_autograd(self, reason: str) -> "GradientMap":
-        """Return the same map, differentiated by plain autograd in place of ``torch.func``.
+        """Return the same map, which is differentiated by autograd in place of ``torch.func``.
 
         Args:
             reason: why ``torch.func`` cannot differentiate the model; kept as ``one_by_one``.
@@ -175,7 +182,9 @@ class GradientMap:
         return other
 
     def without_dropout(self) -> "GradientMap":
-        """Return the same map with all dropout off, even dropout that is active in eval mode."""
+        """Return the same map with all dropout switched off, also dropout that stays active in eval
+        mode.
+        """
         if self.kernels.skips_dropout:
             return self
         other = copy.copy(self)
@@ -183,10 +192,10 @@ class GradientMap:
         return other
 
     def with_masks(self, masks: Sequence[Tensor | None]) -> "GradientMap":
-        """Return the same map with dropout calls that multiply by given masks.
+        """Return the same map with dropout calls that multiply their inputs by given masks.
 
         Args:
-            masks: a mask for each dropout call in the order of a pass; see
+            masks: a mask for each dropout call in the order of a forward pass; see
                 :class:`flwr_leakage.dropout.Masked`.
         """
         other = copy.copy(self)
@@ -194,7 +203,7 @@ class GradientMap:
         return other
 
     def with_transposed(self, names: frozenset[str]) -> "GradientMap":
-        """Return the same map, which takes and returns the named matrices transposed."""
+        """Return the same map, but it takes and returns the matrices of these names transposed."""
         other = copy.copy(self)
         other.transposed = names
         return other
@@ -202,7 +211,8 @@ class GradientMap:
     def with_trained(self, names: Collection[str]) -> "GradientMap":
         """Return the same map with fewer trained parameters: those whose names are in ``names``.
 
-        An attack then uses their updates alone, as where a client sends only a part of its model.
+        An attack on this map uses the updates of these parameters alone, as is necessary if a
+        client sends only a part of its model.
         """
         other = copy.copy(self)
         other.trained = type(self.trained)(name for name in self.trained if name in names)
@@ -299,7 +309,8 @@ class GradientMap:
     ) -> Params:
         """Return the mean and biased variance of each BatchNorm layer's input, by channel.
 
-        The keys are those of the layers' buffers, ``….running_mean`` and ``….running_var``.
+        Each has shape (C,). The keys are the names of the layers' buffers, ``….running_mean`` and
+        ``….running_var``.
         """
         return statistics_of(self.batch_norm_inputs(params, inputs, buffers))
 
@@ -315,8 +326,8 @@ class GradientMap:
         return dict(captured)
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
-        """Return all buffers, of which given ones replace the model's own, in the dtype of the
-        inputs, or of the parameters for token ids.
+        """Return all buffers of the model, with given ones in place of its own. Their dtype is that
+        of the inputs; for token ids, it is that of the parameters.
         """
         own = dict(self.model.named_buffers())
         merged = {name: (buffers or {}).get(name, value) for name, value in own.items()}
@@ -327,7 +338,8 @@ class GradientMap:
 
 
 def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    switched = copy_of(model)  # hooks may keep tensors of the last pass
+    # forward hooks of the model may keep tensors of its last pass, which the copy must not share
+    switched = copy_of(model)
     for module in switched.modules():
         if isinstance(module, StatelessBatchNorm):
             module.mode = mode
@@ -341,10 +353,10 @@ def local_update(
     schedule: LocalSchedule,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Params:
-    """Return the parameters' change θ_local − θ_t by a schedule's SGD steps; it is differentiable.
+    """Return the change θ_local − θ_t by local SGD, differentiable in the batch and the parameters.
 
-    Each step is that of ``torch.optim.SGD``: ``g = ∇L(θ) + weight_decay·θ``,
-    ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``, with v = 0 at first.
+    Each step is that of ``torch.optim.SGD``: ``g = ∇L(θ) + weight_decay·θ``, ``v ← momentum·v +
+    g``, ``θ ← θ − learning_rate·v``, with v = 0 at first.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -391,20 +403,20 @@ def repeat_training(
     schedule: LocalSchedule,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Params:
-    """Return θ_local − θ_t after one step of an optimizer of ``torch.optim`` on each batch.
+    """Return θ_local − θ_t, keyed as ``params``, after one step of an optimizer on each batch.
 
     Unlike :func:`local_update`, it is not differentiable.
 
     Args:
         optimizer: the name of the optimizer's class, one of ``OPTIMIZERS``.
         gradient_map: the gradient map of the client's model and loss.
-        params: θ_t.
+        params: θ_t, the parameters before training, by name.
         batches: the samples of each step.
         schedule: the learning rate, the weight decay, and the momentum of SGD and RMSprop.
-        buffers: BatchNorm statistics, where the map uses running ones.
+        buffers: BatchNorm statistics, for a map that uses running ones; by default the model's own.
 
     Raises:
-        ValueError: the optimizer is another one.
+        ValueError: ``optimizer`` is none of ``OPTIMIZERS``.
     """
     require_optimizer(optimizer)
     moved = {

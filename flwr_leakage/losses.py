@@ -1,4 +1,4 @@
-"""Losses whose own tensors follow the precision of the logits, and checks of a loss's value."""
+"""Wrap losses so that they work in any precision of the logits, and check a loss's value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class FollowingLoss:
     """A loss whose own tensors, such as class weights, are cast to the logits' dtype.
 
-    Torch's losses take weights of the logits' dtype only.
+    Torch's losses raise an error if their weights have another dtype than the logits.
 
     Attributes:
         loss: a module with parameters or buffers of floating point, or a ``functools.partial`` with
@@ -59,9 +59,9 @@ class NextToken:
 
 
 def following(loss: Loss) -> Loss:
-    """Return a loss that works in any precision of the logits: a module or ``functools.partial``
-    that holds floating-point tensors is wrapped as :class:`FollowingLoss`, any other is returned as
-    it is.
+    """Return a loss that works in any precision of the logits. A module or ``functools.partial``
+    that holds floating-point tensors is wrapped as :class:`FollowingLoss`. Any other loss is
+    returned as it is.
 
     Raises:
         ValueError: the loss cannot be called.
@@ -82,7 +82,7 @@ def following(loss: Loss) -> Loss:
 
 
 def scalar(value: object) -> Tensor:
-    """Return the value of a loss if it is a scalar tensor.
+    """Return a loss's value as a tensor of shape (), after a check that it is a scalar tensor.
 
     Raises:
         ValueError: the value is no tensor, or holds one number per sample.

@@ -1,4 +1,6 @@
-"""Frozen records of measurements: numbers, their error bars and states, and events of a run."""
+"""Define the frozen records of an audit: measurements with error bars and states, and a run's
+events.
+"""
 
 import math
 import re
@@ -17,24 +19,26 @@ RecordKind = Literal[
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """The relation of a value to the quantity that it is named after; see ``Measurement``."""
 NOT_CHECKED = "explains the update was not checked: "
-"""The part of an event's message that stands before the reason why a client's training could not be
-replayed. The report finds these events by it."""
+"""The words of an event's message before the reason why a client's training could not be replayed.
+The report finds these events by the words."""
 MAX_CLIENT = 2**31
-"""The largest partition id. Larger client ids are ids of nodes, which Flower draws from 64 bits. If
-a node claims a larger partition id, it is not believed, as it could so take the name of a node that
-is yet to come."""
+"""The largest partition id. Larger client ids are ids of nodes, which Flower draws from 64 bits. A
+node that claims a larger partition id is not believed, as it could take the id of another node that
+connects later."""
 
 NOT_TESTED = "candidates were not tested"
-"""The first words of the event that tells why given records were not tested for membership."""
+"""The first words of an event's message that tells why given records were not tested for
+membership."""
 
 ENDED_EARLY = "the run ended early"
-"""The first words of the event that tells the reason why a run ended before its last round."""
+"""The first words of an event's message that tells why a run ended before its last round."""
 
 KEPT_FOR_LATER = "kept to be attacked later"
-"""The end of an event's message on updates that are kept. The report finds these events by it."""
+"""The last words of an event's message on updates that are stored, so that they can be attacked
+after the run. The report finds these events by the words."""
 
 DEFENDED_BY = "The update was defended by"
-"""The first words of a client's remark on its defense; see :func:`defenses_told`."""
+"""The first words of the message by which a client names its defense; see :func:`defenses_told`."""
 
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that is the quantity itself, and not a bound on it."""
@@ -60,9 +64,10 @@ class Measurement:
     - ``exact``: right up to rounding errors, which the error bar covers.
     - ``within tolerance``: an estimate that is within its error bar.
     - ``lower bound``, ``upper bound``: a quantity, such as an attacker's error, is proven to lie
-      above or below. If there is a value, the measurement is such a bound by its definition, and
-      the error bar is that of the bound. If there is none, an estimate did not converge, and the
-      note has the bound that it proves, so that nobody averages bounds with numbers.
+      above or below. If there is a value, the quantity is a bound by its definition, and the value
+      is its number with the error bar of that number. If there is none, an estimate did not
+      converge. The note then has the bound that the estimate proves, so that nobody averages bounds
+      with numbers.
     - ``unresolved``: no number and no bound; the note says why.
 
     Attributes:
@@ -70,13 +75,13 @@ class Measurement:
         values: one entry per sample, finite, or ``None`` where there is no number.
         unit: ``dB``, ``1``, ``model input``, ``pixel``, …
         direction: what a larger value means.
-        notes: one text per sample: why there is no number, or how to read it; mostly empty.
+        notes: one text per sample: why there is no number, or how to read the number; mostly empty.
         products: the number of Jacobian products (``matvec`` or ``rmatvec`` of one sample) that the
             measurement took.
-        errors: half the width of each value's error bar, in ``unit``, ``None`` where it is unknown
-            or where there is no value; empty where nothing is said. Bars of random estimates hold
-            with a probability of 99 %.
-        states: one state per sample, of those above; empty where nothing is said.
+        errors: half the width of each value's error bar, in ``unit``; ``None`` where the width is
+            unknown or there is no value; an empty tuple if no value has an error bar. Error bars of
+            random estimates hold with a probability of 99 %.
+        states: one state per sample, of those above; an empty tuple if no state is known.
     """
 
     name: str
@@ -138,9 +143,10 @@ class LeakageRecord:
         value: finite, or ``None`` where it could not be computed (see ``note``).
         unit: ``dB``, ``1``, ``pixel``, …
         direction: what a larger value means.
-        note: why a value is missing or to be read with care; what the attacker was given.
+        note: why the value is missing, or has to be read with care; for an attack's result, the
+            facts that the attacker was given besides the update.
         error: half the width of the value's error bar, or ``None`` where it is unknown.
-        state: how the value may be read, see ``Measurement``; empty where nothing is said.
+        state: how the value may be read, see ``Measurement``; empty if no state is known.
     """
 
     run: str

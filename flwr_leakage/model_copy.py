@@ -12,8 +12,8 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Uncompiled(nn.Module):
-    """A module that runs the original of a ``torch.compile``d one, under the same parameter names,
-    as compiled code would be compiled again for each transform that differentiates it.
+    """A module that runs the original module of one that ``torch.compile`` made, under the same
+    parameter names. Compiled code would be compiled anew for each transform of ``torch.func``.
     """
 
     def __init__(self, compiled: nn.Module) -> None:
@@ -30,11 +30,10 @@ class Uncompiled(nn.Module):
 
 def copy_of(model: nn.Module) -> nn.Module:
     """Return a deep copy of a model with the same names of parameters, and without compiled code.
-    Tensors that a forward pass left on the modules, such as stored features, lose their autograd
-    history.
+    Tensors that a forward pass stored on the modules, such as features, are detached in the copy.
 
     Raises:
-        ValueError: the model is one whose parameters cannot be replaced, such as a scripted one.
+        ValueError: the parameters of the model cannot be replaced, as in a scripted model.
     """
     require_plain(model)
     memo: dict[int, Any] = {}
@@ -76,12 +75,12 @@ def require_plain(model: object) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # torch._dynamo, which has the class, is slow to import.
+    # The class is compared by name, as torch._dynamo, which defines it, is slow to import.
     return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
 
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among values, and within their lists, tuples and dictionaries."""
+    """Yield the tensors in a list, and those within its lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

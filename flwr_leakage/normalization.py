@@ -1,4 +1,4 @@
-"""BatchNorm by batch, running or given statistics, free of side effects.
+"""Compute BatchNorm with batch, running or given statistics, free of side effects.
 
 ``torch.func`` refuses a BatchNorm layer that updates its running statistics in place, and an audit
 must not change the model that it looks at. Here every BatchNorm layer of a copy of the model is
@@ -57,9 +57,9 @@ class StatelessBatchNorm(nn.Module):
 
 
 def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Return a copy of a model in eval mode whose BatchNorm layers never write to their buffers,
-    and normalise by the batch's statistics (``batch``) or by the buffers (``running``). Names stay
-    as they are; dropout is inactive.
+    """Return a copy of a model, set to eval mode, so that dropout is inactive. Its BatchNorm layers
+    never write to their buffers, and normalise by the batch's statistics (``batch``) or by the
+    buffers (``running``). Parameters and buffers keep their names.
     """
     return with_stateless_batch_norm(model, mode).eval()
 
@@ -76,7 +76,7 @@ def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Modul
         raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
     stateless = copy_of(model)
     for parent in list(stateless.modules()):
-        # named_children() lists a layer under the first of its names only.
+        # named_children() would list a layer that has two names under the first one only.
         for name, child in list(parent._modules.items()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, StatelessBatchNorm(child, mode))
@@ -108,8 +108,8 @@ def mode_of(model: nn.Module) -> BatchNormMode:
 
 @contextmanager
 def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that each forward pass in the context fills with BatchNorm layers' inputs,
-    by the layers' names.
+    """Yield a dictionary into which each forward pass within the context writes the input of every
+    BatchNorm layer, by the layer's name.
     """
     captured: dict[str, Tensor] = {}
     handles = []
@@ -153,14 +153,15 @@ def held_loss(
 
         ∂L/∂z = (γ d − mean(γ d) − x̂ mean(γ d x̂)) / σ.
 
-    The two means are ``γ ∂L/∂β / N`` and ``γ ∂L/∂γ / N``, which follow from an update. So the
-    gradient is that of the same network with constant μ and σ, and with the loss L plus the term
+    The two means are ``γ ∂L/∂β / N`` and ``γ ∂L/∂γ / N``, which an attacker knows from the update
+    of one step. So the gradient is that of the same network with constant μ and σ, and with the
+    loss L plus the term
 
         − Σ_layers Σ_channels ( γ ∂L/∂β mean(x̂) + ½ γ ∂L/∂γ mean(x̂²) ).
 
-    ``model`` tells each layer's ε. ``layer_inputs`` are the inputs z by layer; a missing one adds
-    nothing. ``statistics`` are μ and σ², keyed as buffers. ``held`` are the constants ``γ ∂L/∂β``
-    and ``γ ∂L/∂γ``, each (C,), by layer.
+    ``model`` gives each layer's ε, with ``σ = √(variance + ε)``. ``layer_inputs`` are the inputs z
+    (B, C, …) by layer; a layer without one adds nothing. ``statistics`` are μ and σ², keyed as
+    buffers. ``held`` are the constants ``γ ∂L/∂β`` and ``γ ∂L/∂γ``, each (C,), by layer.
     """
     total: Tensor | float = 0.0
     for name, inputs in layer_inputs.items():
@@ -196,8 +197,9 @@ def derive_statistics(
         before: the buffers that the server sent.
         after: the buffers that the client returned.
         num_steps: the number n of local steps.
-        layer_inputs: for each layer by name, a tensor of the shape of its input for the client's
-            batch; only shapes count, to undo the unbiased variance's factor N/(N − 1).
+        layer_inputs: for each layer by name, a tensor that has the shape of the layer's input for
+            the client's batch. Only the shapes are used, to undo the factor N/(N − 1) of the
+            unbiased variance, with N the number of values per channel.
 
     Raises:
         ValueError: a layer averages cumulatively (``momentum=None``) or not at all

@@ -12,7 +12,7 @@ Params = dict[str, Tensor]
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Params:
-    """Return the tensors on the CPU, where gradient maps are computed by default."""
+    """Return the tensors on the CPU, the default device of gradient maps."""
     return {name: value.detach().cpu() for name, value in tensors.items()}
 
 

@@ -1,4 +1,4 @@
-"""Sources of random numbers: a seed in a simulation, else the operating system's entropy.
+"""Draw random numbers from a seed in a simulation, and else from the operating system's entropy.
 
 A defense hides data behind random draws, so that whoever can repeat the draws can undo the defense.
 A generator made of (seed, round, client) can be repeated by everyone who guesses the seed.
@@ -22,10 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 Draws = torch.Generator | Sequence[torch.Generator]
-"""The generators of a random matrix: one for all rows, or one for each row.
+"""The generators of a random matrix: a single one for all rows, or a sequence with one for each
+row.
 
-With one for each, a row does not depend on which other rows are drawn beside it.
-"""
+With one generator per row, a row does not depend on which other rows are drawn."""
 
 States = tuple[Tensor, ...]
 """States of torch's global generators: the CPU's, then those of all GPUs once one was used."""
@@ -38,8 +38,11 @@ def generator_states() -> States:
 
 
 def have_drawn(before: States) -> bool:
-    """Return whether one of torch's global generators has drawn since it had a given state."""
-    pairs = zip(before, generator_states(), strict=False)  # a GPU may be new
+    """Return whether one of torch's global generators has drawn since they had the states
+    ``before``.
+    """
+    # a GPU that was first used since has no earlier state
+    pairs = zip(before, generator_states(), strict=False)
     return any(not torch.equal(then, now) for then, now in pairs)
 
 
@@ -47,7 +50,7 @@ def have_drawn(before: States) -> bool:
 def generators_kept(begin: States | None = None) -> Iterator[None]:
     """Restore the states of torch's global generators after a ``with`` block.
 
-    ``begin`` are the states with which the block begins, if not with the present ones.
+    The block begins with the states ``begin``, or with the present ones if ``begin`` is ``None``.
     """
     kept = generator_states()
     try:
@@ -129,8 +132,8 @@ def _check_count(shape: Sequence[int], draws: Sequence[torch.Generator]) -> None
 class Randomness(ABC):
     """The source of random numbers from which defenses draw.
 
-    Draws may be more precise than the ``dtype`` asked for: a defense adds the noise first, and
-    rounds the sum to the update's type afterwards.
+    A draw may have a more precise type than the ``dtype`` asked for. A defense therefore adds the
+    draw to the update first, and rounds the sum to the update's type afterwards.
     """
 
     @abstractmethod
@@ -189,7 +192,7 @@ class Reproducible(Randomness):
         generator = self.generator
         draws = torch.rand(shape, dtype=dtype, generator=generator, device=generator.device)
         signed = draws.mul_(2).sub_(1)
-        # v = −1 has a chance of 2⁻²⁴ in float32, and no finite image.
+        # v = −1, which float32 draws with a probability of 2⁻²⁴, would give −∞.
         magnitude = signed.abs().clamp_(max=1 - torch.finfo(dtype).eps / 2)
         return magnitude.neg_().log1p_().neg_().mul_(signed.sign_())
 
@@ -213,7 +216,8 @@ class Reproducible(Randomness):
 
 
 _CHUNK = 1 << 17
-"""The number of draws that are made at a time: so few that their copies stay in the cache."""
+"""The number of draws that are made at a time. Their intermediate copies then fit into the
+processor's cache; larger chunks are slower."""
 
 
 @dataclass(frozen=True)
@@ -226,13 +230,11 @@ class Secure(Randomness):
     normal distribution function. A Laplacian number is also made of four normal ones. With a single
     one, the set of floating-point numbers that can occur would reveal the value below the noise
     (Mironov 2012). The sum is the remedy of Holohan and Braghin (2021), which Opacus' secure mode
-    takes, too. Sums are drawn in float64.
+    takes, too. Sums are computed in float64.
     """
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent standard normal draws in float64, each half the sum of four other
-        ones.
-        """
+        """Return standard normal draws in float64, each half the sum of four independent ones."""
         return _of_four_normals(shape, lambda z: z.sum(0).div_(2))
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -246,8 +248,9 @@ class Secure(Randomness):
         return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """Return 0 … ``count`` − 1 in the order that sorts as many random 64-bit integers. Two are
-        equal, which favours an order, with a probability of at most count² 2⁻⁶⁵.
+        """Return 0 … ``count`` − 1 in the order that sorts as many random 64-bit integers. Two of
+        these integers are equal with a probability of at most count² 2⁻⁶⁵; only then some orders
+        are likelier than others.
         """
         return torch.argsort(_entropy(count, torch.int64))
 

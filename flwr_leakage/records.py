@@ -1,4 +1,4 @@
-"""The records that travel between the parts of an audit; all of them are frozen dataclasses.
+"""Define the records that the parts of an audit exchange; all are frozen dataclasses.
 
 An attack is given ``Observation``, ``InputSpec`` and ``ThreatModel`` alone. No field of these three
 holds the truth, except what the threat model grants by name, in ``Disclosure``. ``Exposure``, which
@@ -48,7 +48,7 @@ class Batch(_Shapes):
 
     Attributes:
         inputs: (B, C, H, W) in the model's input space, that is, after normalisation; or (B, T)
-            int64 token ids, where short texts end with the padding's id.
+            int64 token ids, where texts of fewer than T tokens are filled up with the padding's id.
         targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels); for a model
             of the next token (B, T), the token ids themselves.
     """
@@ -75,7 +75,9 @@ class Batch(_Shapes):
 
     @staticmethod
     def concatenate(batches: Sequence["Batch"]) -> "Batch":
-        """Return one batch of several batches' samples in order; their shapes must be equal."""
+        """Return one batch with the samples of several batches in order; samples must have equal
+        shapes.
+        """
         return Batch(
             torch.cat([batch.inputs for batch in batches]),
             torch.cat([batch.targets for batch in batches]),
@@ -127,7 +129,8 @@ class InputSpec:
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
         """Return the spec of standardised rows or embeddings: no box, mean 0, standard deviation 1.
 
-        An attack's prior takes them for pixels, with mean 0.5 and standard deviation about 0.25.
+        An attack's prior treats the values as if they were pixels, with mean 0.5 and standard
+        deviation about 0.25.
 
         Args:
             num_features: the number n of features; an input has the shape (1, 1, n).
@@ -165,7 +168,7 @@ class InputSpec:
 
     @property
     def sample(self) -> str:
-        """Return the noun for an input: ``image``, ``text``, or ``row`` of a table."""
+        """Return the noun for an input in messages: ``image``, ``text``, or a table's ``row``."""
         if self.is_text:
             return "text"
         return "row" if not self.box and self.shape[:2] == (1, 1) else "image"
@@ -186,8 +189,8 @@ class InputSpec:
 
         Args:
             count: the number of inputs.
-            like: a tensor whose device the result has, and whose dtype it has unless it is token
-                ids.
+            like: a tensor that gives the device of the result, and its dtype unless inputs are
+                token ids.
         """
         if not self.is_text:
             return self.normalize(like.new_full((count, *self.shape), 0.5))
@@ -204,7 +207,8 @@ class InputSpec:
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
-        if channels > 2**20:  # a client may tell any number, and every channel has a mean
+        # a client may claim any number of channels, each of which takes memory for its mean
+        if channels > 2**20:
             raise ValueError(f"shape must have at most {2**20:,} channels, got {brief(size)}.")
         for name, kind in (("mean", "finite numbers"), ("std", "positive")):
             values = getattr(self, name)
@@ -263,7 +267,7 @@ class InputSpec:
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the least and the largest valid model inputs, each (C, H, W).
 
-        They are −∞ and ∞ for inputs that are no images, in the dtype and on the device of ``like``.
+        They are −∞ and ∞ for inputs that are no images. Both have the dtype and device of ``like``.
         """
         zero = torch.zeros((), dtype=like.dtype, device=like.device).expand(self.shape)
         if not self.box:
@@ -271,7 +275,9 @@ class InputSpec:
         return self.normalize(zero), self.normalize(zero + 1)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Return model inputs clamped to the range that pixels in [0, 1] span, if any."""
+        """Return model inputs clamped to the range of pixels in [0, 1]; other inputs than images
+        stay.
+        """
         lower, upper = self.bounds(inputs)
         return torch.minimum(torch.maximum(inputs, lower), upper)
 
@@ -309,7 +315,7 @@ class LocalSchedule:
             raise ValueError(f"weight_decay must be ≥ 0, got {brief(self.weight_decay)}.")
 
     def for_client(self, num_examples: int) -> "LocalSchedule":
-        """Return this schedule, which holds for a client with any number of samples."""
+        """Return this schedule itself, whatever the number of a client's samples is."""
         return self
 
     def describe(self, num_examples: int, sample: str = "image") -> str:
@@ -333,7 +339,7 @@ class LocalSchedule:
         return f"{samples}, {steps} of {size}, learning rate {self.learning_rate:g}{extra}"
 
     def slices(self, num_examples: int) -> list[slice]:
-        """Return which samples each step uses, as one slice per step.
+        """Return one slice per step, the indices of the samples that the step uses.
 
         Args:
             num_examples: the number of the client's samples in the round.
@@ -350,11 +356,14 @@ class LocalSchedule:
         return [slice(start, min(start + self.batch_size, num_examples)) for start in starts]
 
     def num_samples_used(self, num_examples: int) -> int:
-        """Return how many of ``num_examples`` samples the steps use; the others leave no trace."""
+        """Return how many of ``num_examples`` samples the steps use; the others do not affect the
+        update.
+        """
         return min(num_examples, self.num_steps * self.batch_size)
 
     def sample_weights(self, num_examples: int) -> Tensor:
-        """Return the factor wᵢ of each sample's gradient in the pseudo-gradient, (n,) in float64.
+        """Return the factor wᵢ of each sample's gradient in the pseudo-gradient, (num_examples,) in
+        float64.
 
         The pseudo-gradient is the update divided by minus the learning rate. The factors hold to
         first order in the learning rate, and exactly for one plain step. Step t of T, counted from
@@ -379,7 +388,7 @@ class Update(_Shapes):
     Attributes:
         delta: the change θ_local − θ_t of the parameters, keyed as the model's parameters.
         buffers: the local buffers after training (BatchNorm statistics), or empty.
-        schedule: the local training that made the update.
+        schedule: the steps, batch size and learning rate of the local training.
         num_examples: the number of samples that the client says it used.
         mixed: whether the client says that it trained on mixtures of its samples, as MixUp does.
     """
@@ -409,7 +418,7 @@ class Exposure(_Shapes):
         released: the update that is sent. The defense's perturbation is δ = released − raw.
         part_of: the exposure of the whole round, if this one holds only some of its samples; see
             ``select``. ``None`` for the whole round itself.
-        indices: the index of each sample among those of the whole round.
+        indices: for each sample of this exposure, its index among the samples of the whole round.
     """
 
     params: Params
@@ -432,14 +441,14 @@ class Exposure(_Shapes):
 
     @property
     def whole(self) -> "Exposure":
-        """Return the exposure of the whole round, of which this one may hold only some samples."""
+        """Return the exposure of the whole round, which is this one unless ``select`` made it."""
         return self if self.part_of is None else self.part_of
 
     def select(self, indices: Sequence[int]) -> "Exposure":
         """Return the exposure of the same round with only some of the samples.
 
-        The updates ``raw`` and ``released``, the whole round's exposure ``whole``, and the kept
-        samples' weights in the update stay as they are.
+        The updates ``raw`` and ``released``, the exposure ``whole``, and the weights of the kept
+        samples in the update are those of this exposure.
 
         Args:
             indices: indices of samples of this exposure.
@@ -464,7 +473,8 @@ class Exposure(_Shapes):
         )
 
     def sample_weights(self) -> Tensor:
-        """Return the factor wᵢ of each sample's gradient in the round's pseudo-gradient, as (S,).
+        """Return the factor wᵢ of each of the S samples' gradients in the round's pseudo-gradient,
+        (S,).
 
         The pseudo-gradient is the update before the defense, divided by minus the learning rate.
         """
@@ -474,7 +484,8 @@ class Exposure(_Shapes):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """The knowledge of the honest-but-curious server besides the update; every result names it.
+    """The knowledge of the honest-but-curious server besides the update. Every result of an attack
+    names it.
 
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
@@ -488,7 +499,8 @@ class ThreatModel:
             update. If the update holds the client's buffers after one step, second-order attacks
             compute the statistics from them; otherwise statistics are those of the samples that the
             attacker tries.
-        view: ``single`` client's updates, or only the ``aggregate`` of several.
+        view: ``single`` if the server sees each client's update; ``aggregate`` if it sees only the
+            mean of several clients' updates.
         rounds: the number of a client's latest rounds that are attacked jointly, ≥ 1; for clients
             that hold the same private samples in each of them.
         mixing: ``known`` if the attacker is given which samples a defense mixed and with which
@@ -548,7 +560,8 @@ class Disclosure(_Shapes):
 
 @dataclass(frozen=True, repr=False)
 class Observation(_Shapes):
-    """The server's view of one client in one round, or of the sum of several clients.
+    """The server's view of one client's update in a round, or of the mean update of several
+    clients.
 
     Attributes:
         server_round: counted from 1.
@@ -559,8 +572,8 @@ class Observation(_Shapes):
         disclosed: the facts that the threat model grants in addition.
         members: the number of examples of each client where ``update`` is the mean of several
             clients' updates, weighted by these numbers; empty for one client's update.
-        earlier: observations of the same samples in other rounds, all of which an attack explains
-            by one reconstruction.
+        earlier: observations of the same client and samples in earlier rounds; an attack seeks one
+            reconstruction that explains all rounds.
     """
 
     server_round: int
@@ -629,8 +642,8 @@ class Reconstruction:
         batch: the reconstructed samples, in the model's input space, in the attacker's own order;
             ``None`` where the attack failed.
         objective: the final value of the attack's own objective; NaN where it failed.
-        stats: numbers about the attack, such as iterations, gradient evaluations, CPU seconds, and
-            the objective's history.
+        stats: numbers about the attack by name, such as iterations, gradient evaluations, CPU
+            seconds, and the history of the objective.
         error: why ``batch`` is missing; empty if it is not.
         parts: the outcome of each attack, where several were tried.
         spec: the normalisation under which the reconstructed inputs are pixels, if it follows from
@@ -646,10 +659,10 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """Return the outcome of each attack that was tried, in words; empty if ``parts`` is.
+        """Return the outcome of each attack that was tried, in words; empty if ``parts`` is empty.
 
-        The dropout that the attack inferred is added. Neighbouring attacks of the same outcome are
-        named together.
+        The text ends with the dropout that the attack inferred, if any. Consecutive attacks with
+        equal outcomes are named together.
         """
         groups: list[tuple[Part, list[str]]] = []
         for part in self.parts:
@@ -675,8 +688,8 @@ class Reconstruction:
 
 
 def _shape(value: object) -> str:
-    """Return the shape of a tensor, the counts of tensors and numbers in parameters by name, or the
-    ``repr`` of anything else, as text.
+    """Return a text for a field's value: a tensor's shape; for parameters by name, how many tensors
+    and numbers they have; the ``repr`` of anything else.
     """
     if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
         return f"{{{len(value)} tensors of {sum(v.numel() for v in value.values()):,} numbers}}"

@@ -1,4 +1,4 @@
-"""Local training that is counted in epochs, so that its steps differ between clients."""
+"""Describe local training that is counted in epochs, with more steps for larger clients."""
 
 import math
 from dataclasses import dataclass, fields
@@ -7,11 +7,14 @@ from typing import Any
 from flwr_leakage.records import LocalSchedule
 
 MAX_STEPS = 1_000_000
-"""Steps of a round beyond which a number of samples is taken for a mistake, or for an attack."""
+"""The largest number of steps of a round. A client's claimed number of samples that gives more is
+refused as a mistake or an attack."""
 
 
 def no_sgd(optimizer: str) -> str:
-    """Return why no schedule of SGD expresses the training by the optimizer of a class name."""
+    """Return a text that says why no schedule of SGD describes training by an optimizer, given its
+    class name.
+    """
     return f"the optimizer is {optimizer}, and no SGD"
 
 
@@ -51,7 +54,8 @@ class EpochSchedule:
         """Return the schedule of a client with ``num_examples`` samples in the round.
 
         Raises:
-            ValueError: ``num_examples`` is 0, or so large that the round has over a million steps.
+            ValueError: ``num_examples`` is 0, or so large that the round has over ``MAX_STEPS``
+                steps.
         """
         if num_examples < 1:
             raise ValueError(f"num_examples must be at least 1, got {num_examples}.")
@@ -67,9 +71,10 @@ class EpochSchedule:
 
 
 class UntoldSchedule(LocalSchedule):
-    """Local training that no ``LocalSchedule`` expresses, such as Adam's.
+    """Local training that a ``LocalSchedule`` cannot describe, such as Adam's.
 
-    Nothing can take a made-up number for a setting of it: reading one raises a ``ValueError``.
+    Its settings, such as ``learning_rate``, are unknown: reading one raises a ``ValueError``, so
+    that no code computes with a made-up number.
 
     Args:
         why: the reason in words, such as "the optimizer is Adam, and no SGD".

@@ -1,4 +1,4 @@
-"""Check an audited run for leaks in a test or pipeline: it passes, it leaks, or it cannot say.
+"""Check an audited run for leaks in a test or pipeline: it passed, leaked, or is unsure.
 
     from flwr_leakage.testing import assert_no_leak
 
@@ -63,8 +63,8 @@ class UpdateCheck:
     Attributes:
         place: the round and the client.
         outcome: ``leaked`` if a reconstruction shows more of its original than is allowed;
-            ``unsure`` if the attack was cut off, or its result says nothing; ``untested`` if the
-            update was not attacked; else ``passed``.
+            ``unsure`` if the time limit ended the attack, or if its result allows no conclusion;
+            ``untested`` if the update was not attacked; else ``passed``.
         message: the outcome in a sentence.
     """
 
@@ -74,7 +74,7 @@ class UpdateCheck:
 
     @property
     def name(self) -> str:
-        """Return words for the update's client and round."""
+        """Return a text that names the update's client and round, such as ``client 3, round 1``."""
         server_round, client = self.place
         return f"{who(client) if client >= 0 else 'aggregate'}, round {server_round}"
 
@@ -85,15 +85,16 @@ class Check:
 
     Attributes:
         run: the name of the run.
-        above: the worst grade that is allowed; it says how much of an original may be shown.
+        above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``. It says
+            how much of an original image a reconstruction may show.
         outcome: ``leaked`` if some image has a worse grade, or if ``above`` is ``nothing`` and
             originals were identified among candidates; ``untested`` if no update was attacked;
-            ``unsure`` if no attack can say anything, as where the time limit ended all of them, or
-            if the run is unfinished; else ``passed``.
+            ``unsure`` if no attack allows a conclusion, for example if the time limit ended all of
+            them, or if the run is unfinished; else ``passed``.
         message: the outcome in a sentence or two.
         updates: the outcome for each update of each client.
         tiles: the key figures that the run's report shows first.
-        lines: the report's advice on the next steps.
+        lines: the sentences of the report's advice on the next steps.
     """
 
     run: str
@@ -180,7 +181,8 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
 
 
 MAX_WHY = 300
-"""Characters of the reasons why updates cannot be judged; all stand in the report."""
+"""The largest number of characters that a check's message spends on the reasons why updates cannot
+be judged. The report has all reasons."""
 
 
 def _is_worse(grade: Grade, other: Grade) -> bool:
@@ -196,9 +198,9 @@ def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
         above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``.
 
     Raises:
-        AssertionError: an image has a worse grade; or nothing was attacked; or no attack can say
-            anything, as where the time limit ended all of them; or the run is unfinished. The
-            error's text says which.
+        AssertionError: an image has a worse grade; or nothing was attacked; or no attack allows a
+            conclusion, for example if the time limit ended all of them; or the run is unfinished.
+            The error's text says which.
         ValueError: ``above`` is another grade.
         FileNotFoundError: ``run`` is no run folder.
     """
@@ -213,9 +215,9 @@ MAX_NAMED = 20
 
 
 def junit(found: Check) -> bytes:
-    """Return the result of a check as JUnit XML: a test case for the run and each update. A leak is
-    a failure. A run that was not tested or cannot say is an error, and an update of this kind is
-    skipped.
+    """Return the result of a check as JUnit XML: one test case for the run, and one for each
+    update. A leak is a failure. An untested or unsure run is an error; an untested or unsure update
+    is skipped.
     """
     cases = [("the run as a whole", found.outcome, found.message)]
     cases += [(each.name, each.outcome, each.message) for each in found.updates]

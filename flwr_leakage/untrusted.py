@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_JSON_BYTES = 4 << 20
-"""Most bytes of a JSON file such as ``run.json``; with all scores and gates it has 42 kB."""
+"""Most bytes of a JSON file such as ``run.json``, which has 42 kB if all scores are configured."""
 
 MAX_DEPTH = 64
-"""Most levels of nesting in a JSON file; the config of the packaged ``strongest`` has nine."""
+"""Most levels of nesting in a JSON file. The config of the attack preset ``strongest`` has nine."""
 
 MAX_INTEGER = 1 << 64
 """The bound on the magnitude of integers in a file; Flower's node ids lie below it."""
@@ -34,35 +34,40 @@ MAX_RECORDS_BYTES = 512 << 20
 """Most bytes of ``records.jsonl``: two million lines of 260 bytes, as runs write them."""
 
 MAX_RECORDS = 2_000_000
-"""Most lines of ``records.jsonl``, which take 0.5 kB of memory each, as measured on 200,000."""
+"""Most lines of ``records.jsonl``. Each takes 0.5 kB of memory, as measured on 200,000 lines."""
 
 MAX_NAMES = 120
-"""Most names of the quantities of one kind in a run, as each has a chart in the report: the layer
-shares of a ResNet-50 have 107."""
+"""Most different names of the quantities of one kind in a run. Each name has a chart in the report.
+The score of layer shares has 107 names for a ResNet-50."""
 
 MAX_PROBLEMS = 100
-"""Most unreadable lines or files of a run that are told one by one."""
+"""Most unreadable lines or files of a run that are listed one by one; the others are counted."""
 
 MAX_UNREADABLE = 10_000
-"""Unreadable lines after which no more of a record is read; each kill of a run leaves one."""
+"""The number of unreadable lines after which reading ``records.jsonl`` stops. A killed run leaves
+one such line each time it is killed."""
 
 MAX_IMAGE_PIXELS = 1 << 22
 """Most pixels of an image of a run, 2,048 × 2,048: attacks reconstruct images of 224 × 224."""
 
 MAX_IMAGE_BYTES = 16 << 20
-"""Most bytes of the file of such an image: those of its pixels in colour, and a PNG file's own."""
+"""Most bytes of an image file of a run: 4 per pixel, which leaves room for 3 of colour and the PNG
+format's own."""
 
 MAX_PAGE_BYTES = 256 << 20
-"""Most bytes of all images in a page: browsers take pages of this size, and not of far more."""
+"""Most bytes of all images in one report page. Browsers still open pages of this size, but not much
+larger ones."""
 
 MAX_PHOTO_PIXELS = 1 << 26
 """Most pixels of an image of a data set: 67 million, more than cameras of phones use."""
 
 MAX_TENSORS_BYTES = 4 << 30
-"""Most bytes of a safetensors file or of a kept round: four times what is kept of a whole run."""
+"""Most bytes of a safetensors file, or of the stored updates of one round. It is four times the
+bound on what a run stores in all."""
 
 MAX_HEADER_BYTES = 4 << 20
-"""Most bytes of a safetensors file's header; an entry has 120, a kept ResNet-152 1,900 entries."""
+"""Most bytes of a safetensors file's header. A tensor takes about 120 bytes in it, and a stored
+round of a ResNet-152 has 1,900 tensors."""
 
 MAX_ARRAYS_BYTES = 4 << 30
 """Most bytes of an ``npz`` file's arrays, unpacked: ImageNet at 32 × 32 has 3.9 GB."""
@@ -75,8 +80,8 @@ MAX_BATCH_NUMBERS = 1 << 28
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of an entry of a folder, which need not exist, by its name with ``/`` between
-    parts. Only the folder's own path may lead through symbolic links.
+    """Return the path ``folder/name``, which need not exist; ``name`` may have several parts with
+    ``/`` between them. Only the path of ``folder`` itself may lead through symbolic links.
 
     Raises:
         ValueError: the name leads out of the folder, or a part of it is a symbolic link.
@@ -93,8 +98,9 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
-    """Open a regular file of at most ``most`` bytes for reading; any other kind is refused without
-    waiting. ``follow`` tells whether the path, as one that the user gave, may be a symbolic link.
+    """Open a regular file of at most ``most`` bytes for reading. A pipe or device is refused at
+    once, without waiting for its data. ``follow`` tells whether the path, as one that the user
+    gave, may be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -133,10 +139,11 @@ def read_file(path: Path, most: int, follow: bool = False) -> bytes:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return the value of JSON with finite numbers below ``MAX_INTEGER`` and bounded nesting.
+    """Return the value of a JSON text whose floats are finite, whose integers lie within
+    ±``MAX_INTEGER``, and whose nesting has at most ``MAX_DEPTH`` levels.
 
     Raises:
-        ValueError: the text is no such JSON.
+        ValueError: the text is no JSON within these bounds.
     """
     text = content if isinstance(content, str) else content.decode("utf-8", "surrogatepass")
     try:
@@ -150,11 +157,11 @@ def parse_json(content: bytes | str) -> Any:
 @contextmanager
 def memory_limit(most: int | None) -> Iterator[None]:
     """Limit the memory of this process, and of each process started within the context, to ``most``
-    bytes, by default half of the machine's, so that larger allocations fail. It is for work whose
-    size follows from what others wrote. On Windows there is no limit.
+    bytes, so that larger allocations fail. ``None`` means half of the machine's memory. The limit
+    is for work whose size an untrusted file decides. On Windows there is no limit.
 
     Raises:
-        ValueError: the work within needed more memory.
+        ValueError: the work within the context needed more memory.
     """
     try:
         import resource
@@ -186,7 +193,7 @@ def _number(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # Every allowed integer has at most 21 characters, and a text of a million digits is not parsed.
+    # An integer within ±2^64 has at most 21 characters; longer texts are not even parsed.
     if len(text) > 21 or abs(value := int(text)) > MAX_INTEGER:
         raise ValueError(f"an integer must lie in ±2^64, got {text[:40]}")
     return value
@@ -245,18 +252,17 @@ class NotTensorsError(ValueError):
 
 @contextmanager
 def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
-    """Yield an open safetensors file, a format that runs no code, with ``keys``,
-    ``get_slice(name).get_shape()``, ``get_tensor`` and ``metadata`` as in
-    ``safetensors.safe_open``. It is checked that the tensors fill the file, and memory is taken
-    only for a tensor asked for. ``follow`` tells whether the path, as one that the user gave, may
-    be a symbolic link.
+    """Yield the open safetensors file that ``safetensors.safe_open`` returns, with its methods
+    ``keys``, ``get_slice``, ``get_tensor`` and ``metadata``. Reading the format runs no code.
+    Opening checks that the tensors fill the file exactly, and each tensor takes memory only when it
+    is read. ``follow`` tells whether the path, as one that the user gave, may be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.
         NotTensorsError: the path is no regular file, or the file is too large or no safetensors
             file.
     """
-    # this package belongs to the extra ``server``
+    # safetensors is only installed with the extra ``server``
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -301,7 +307,8 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no ``npz`` file, lacks an array, or holds too large ones.
+        ValueError: the file is no ``npz`` file, lacks an array of ``names``, or holds arrays of
+            more than ``MAX_ARRAYS_BYTES`` in all.
     """
     try:
         with open_file(path, MAX_ARRAYS_BYTES, follow=True) as file, zipfile.ZipFile(file) as held:
@@ -322,7 +329,7 @@ def _claimed(held: zipfile.ZipFile, name: str) -> int:
     """Return the number of bytes that an array of an ``npz`` archive will take in memory.
 
     Raises:
-        ValueError: the archive and the array's own header name different sizes.
+        ValueError: the sizes in the archive's directory and in the array's own header differ.
     """
     with held.open(name) as member:
         version = np.lib.format.read_magic(member)

@@ -22,8 +22,8 @@ RANGES: dict[str, Callable[[float], bool]] = {
 def require(owner: object, words: str, *names: str, optional: bool = False) -> None:
     """Raise ``ValueError`` if settings of a component lie outside a range, or are not finite.
 
-    ``words``, a key of ``RANGES``, is the range, and ``names`` are the attributes of ``owner``.
-    ``optional`` says that an attribute may also be ``None``.
+    ``words``, a key of ``RANGES``, names the range; ``names`` are attributes of ``owner``. With
+    ``optional=True`` an attribute may also be ``None``.
 
     Example:
         >>> from types import SimpleNamespace

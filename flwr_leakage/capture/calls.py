@@ -13,11 +13,11 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Calls:
-    """A watcher that reports where each outermost call of a module begins and ends.
+    """A watcher that reports when each outermost call of a module begins and ends.
 
     A call is outermost if it does not happen within the call of another module. A global hook slows
-    every module of a model down. So the global hook waits for the next call only, and is removed
-    when that call begins. A hook of the called module reports its end.
+    every module of a model down. So the global hook is removed when an outermost call begins, and
+    set again when the call has ended. A hook of the called module reports its end.
 
     Args:
         begins: a function that is called with the module before its call.
@@ -65,7 +65,7 @@ class Calls:
         try:
             self._own.append(module.register_forward_pre_hook(self._call_itself))
             self._own.append(module.register_forward_hook(self._end, **how))
-        except Exception:  # a ScriptModule takes no such hook
+        except Exception:  # a ScriptModule allows no hook that gets keyword arguments
             self._own.append(register_module_forward_hook(self._end, **how))
 
     def _call_itself(self, module: nn.Module, args: Any) -> None:
@@ -79,10 +79,11 @@ class Calls:
             self._deeper -= 1
             return
         self._called = None
-        # torch calls these hooks after a failure too
+        # torch calls this hook also after a failed call, with other arguments
         kwargs, output = rest if len(rest) == 2 else ({}, None)
         for handle in self._own[:-1] if output is None else self._own:
-            # After a failure the last hook stays, as torch still walks through such hooks.
+            # After a failed call the last hook is not removed, as torch still iterates over the
+            # hooks then.
             handle.remove()
         if self._looks:
             self._waiting = register_module_forward_pre_hook(self._begin)

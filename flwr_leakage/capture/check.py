@@ -1,4 +1,4 @@
-"""Check whether the captured training explains the update that is sent; if not, name causes."""
+"""Check whether a replay of the captured training yields the sent update; if not, name causes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,8 @@ from flwr_leakage.capture.training import CapturedTraining, Correction
 from flwr_leakage.params import Params, norm, subtract
 
 TOLERANCE = 1e-3
-"""The largest relative residual of an update that counts as explained."""
+"""The largest relative residual ‖sent − replayed‖ / ‖sent − received‖ at which the captured
+training counts as the explanation of the sent parameters."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,19 @@ class ReplayCheck:
     """The result of replaying a captured training and comparing it with the sent arrays.
 
     Attributes:
-        residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` where there
-            was nothing to replay.
+        residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` if no residual
+            could be computed, see ``problem``.
         by_entry: the same ratio for each parameter alone, by its name.
         steps: the number of replayed steps.
         num_steps: the number of steps of the training.
-        causes: the reasons why the residual is large, in words.
+        causes: possible reasons of a residual above ``TOLERANCE``, in words.
         sends: the name of the quantity that the client sends: ``PARAMETERS``, a multiple of its
             update that ``capture.sent.SENDS`` names, or ``ANOTHER_MULTIPLE``.
-        remarks: further findings on an update that the replay explains, in words.
+        remarks: deviations of the training from FedAvg, in words, if the residual is at most
+            ``TOLERANCE``.
         problem: why there is no residual, in words; empty if there is one.
-        personal: the names of parameters that were trained, and sent back as they were received.
+        personal: the names of the parameters that were trained, but sent back with the values that
+            the server had sent.
     """
 
     residual: float | None
@@ -48,7 +51,9 @@ class ReplayCheck:
 
     @property
     def explains(self) -> bool:
-        """Return whether the replay explains the update: the residual is at most ``TOLERANCE``."""
+        """Return whether the replay explains the sent update: ``residual`` is at most
+        ``TOLERANCE``.
+        """
         return self.residual is not None and self.residual <= TOLERANCE
 
     def sentence(self) -> str:
@@ -81,7 +86,7 @@ def check_replay(
     sent: Mapping[str, Tensor],
     variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
-    """Return how well a replay from the received parameters explains the sent ones.
+    """Return how well a replay of the training from the received parameters explains the sent ones.
 
     Args:
         training: the captured training.
@@ -90,9 +95,9 @@ def check_replay(
         variates: the client's control variates c_i, by the names of the server's variates c among
             the received arrays; zero by default. SCAFFOLD (Karimireddy et al., 2020) adds c − c_i
             to the gradients, or changes the parameters by −η (c − c_i) after a step with learning
-            rate η. The variates explain such gradients, and such a change after a training of a
-            single step. In a longer training the change is recognised without them, as it follows
-            every step.
+            rate η. The variates are needed for changed gradients, and for a change after the only
+            step of a training. After several steps the change is recognised without them, as it
+            repeats.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
@@ -131,7 +136,8 @@ def check_replay(
         }}  # fmt: skip
     target = dict(sent)
     if not training.complete:
-        # Changes after the kept steps are taken as they were seen.
+        # Steps that were only counted cannot be replayed: the change that they made to the
+        # parameters is added.
         for name in parameters:
             kept = training.after_kept[id(names[name].live)]
             target[name] = _double(sent[name]) - _double(end[name]) + _double(kept)
@@ -161,7 +167,9 @@ def check_replay(
 
 
 def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
-    """Return whether the present values of a model's tensors, by name, are those that are sent."""
+    """Return whether the live tensors of ``names`` now have the values ``sent``, both by received
+    name.
+    """
     shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
     return bool(shared) and all(_same(value, live) for live, value in shared)
 
@@ -171,8 +179,9 @@ def _personal(
 ) -> tuple[str, ...]:
     """Return the names of tensors that a client trains but sends back as received, as in pFedPara.
 
-    If it sends all trained tensors back so, nothing of the training was sent, and the result is
-    empty. ``names`` are the trained tensors by received name.
+    If the client sends all trained tensors back as received, nothing of the training was sent, and
+    the result is empty. ``names`` are the trained tensors, ``received`` the server's arrays and
+    ``sent`` the client's, all by received name.
     """
     trained = [
         name
@@ -186,9 +195,11 @@ def _personal(
 def _gap(
     sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether sent and trained tensors differ by more than ``TOLERANCE`` of the update.
+    """Return whether ‖sent − end‖ exceeds ``TOLERANCE`` times the norm of the update, end −
+    received.
 
-    ``received`` and ``end`` are the tensors before and after the training.
+    ``received`` and ``end`` are the tensors before and after the training, ``sent`` those that the
+    client sends.
     """
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
@@ -203,7 +214,7 @@ def _remarks(
     sends: str,
     personal: tuple[str, ...],
 ) -> Iterable[str]:
-    """Yield in words how a client's method deviates from FedAvg in its training and its messages.
+    """Yield sentences on how a client's training and messages deviate from those of FedAvg.
 
     ``names`` are the trained tensors that are exchanged, by received name, and ``own`` is the
     number of received arrays that belong to the model. ``sends`` names the quantity that the client
@@ -217,7 +228,7 @@ def _remarks(
         name for name, parameter in model.live.named_parameters()
         if id(parameter) in training.held and id(parameter) not in exchanged
     ]  # fmt: skip
-    # these tensors are reported under their received names
+    # if there are ``personal`` parameters, only the sentence on them is told
     kept = [name for name in kept if not personal]
     if personal:
         yield f"{some_were(list(personal))} trained, and sent back as received"
@@ -237,10 +248,12 @@ def _remarks(
 def is_rounded(
     trained: Mapping[str, Tensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether sent and trained tensors differ by at most ``TOLERANCE`` of the update.
+    """Return whether ``sent`` is ``trained`` up to rounding: at most ``TOLERANCE`` of the update's
+    norm.
 
-    ``received`` and ``trained`` are the tensors before and after the training, by name. A mod that
-    clips nothing still adds the update to the received parameters again, which rounds.
+    ``received`` and ``trained`` are the tensors before and after the training, by name. A clipping
+    mod that clips nothing still causes this difference, as it subtracts the received parameters and
+    adds them again.
     """
     if any(n not in sent or sent[n].shape != value.shape for n, value in trained.items()):
         return False
@@ -264,7 +277,8 @@ def _causes(
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
         released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
         yield _after_training(trained, released)
-    # The replay began from the client's own parameters, so that its start explains no residual.
+    # This replay starts from the parameters that the client had before its first step. So if its
+    # result differs from the client's, the steps are the cause, and not the start.
     again = replay(training, names, {})
     last = {
         name: _double(training.after_kept.get(id(names[name].live), end[name]))
@@ -304,8 +318,9 @@ def variate_names(
 ) -> dict[str, str]:
     """Return, by a parameter's name, the name of the received control variate (SCAFFOLD) for it.
 
-    A trainable parameter is given the next received array of its shape that is not the model's, in
-    order. The result is empty if a parameter has no such array.
+    The server sends control variates as further arrays after the model's. In order, each trainable
+    parameter is paired with the next of these arrays that has its shape. The result is empty if a
+    parameter finds none.
     """
     others = iter([name for name in received if name not in names])
     found = {}
@@ -325,11 +340,12 @@ def _variates_of(
     *,
     of_gradients: bool,
 ) -> Correction:
-    """Return the change −(c − c_i) of each parameter by control variates (SCAFFOLD).
+    """Return SCAFFOLD's correction −(c − c_i) of each trained parameter, for a replay.
 
     The server's variates c are among the received arrays; ``variates`` are the client's c_i, by the
-    names of c, zero where one is missing. ``of_gradients`` says that the negative of the change was
-    added to the gradients, and not the change to the parameters.
+    names of c, zero where one is missing. ``of_gradients`` tells where a replay applies the
+    correction: if true, c − c_i is added to the gradients before each step; if false, −η (c − c_i)
+    to the parameters after it.
     """
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
@@ -338,9 +354,10 @@ def _variates_of(
 
 
 def _after_training(trained: Params, released: Params) -> str:
-    """Return in words how the update was changed after training: by a factor, or otherwise.
+    """Return a text on how the update was changed after training: by a factor, or otherwise.
 
-    ``trained`` is the update by the training, ``released`` the one that is sent, by parameter.
+    ``trained`` is the update that the training made, ``released`` the sent update, both by
+    parameter.
     """
     if (factor := factor_between(released, trained)) is not None:
         return f"the update was scaled by {factor:.3g} after training (clipping)"

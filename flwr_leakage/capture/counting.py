@@ -1,4 +1,4 @@
-"""Count the optimizer's steps after those that are kept, at little cost for the training."""
+"""Count the optimizer's steps after the last step that is recorded in full, at little cost."""
 
 import threading
 from collections.abc import Callable, Container, Sequence
@@ -17,9 +17,10 @@ class Counting:
 
     It reads the version counters of autograd twice in each step. A write between steps raises the
     counter of a tensor and is detected, but not a write through ``.data``. Within a step the
-    optimizer writes, and a closure may write too. A step with a closure is unclear if the number of
-    its writes to a parameter differs from that of earlier steps. ``before`` are the counters of the
-    trained parameters when the latest step began, ``None`` before the first step.
+    optimizer writes, and a closure may write too. So a step with a closure sets ``unclear_within``
+    if it wrote to a parameter more or less often than earlier steps did. The argument ``before``
+    has the counters of the trained parameters when the latest step began; it is ``None`` before the
+    first step.
     """
 
     def __init__(
@@ -32,8 +33,8 @@ class Counting:
         self._optimizer = optimizer
         self._parameters = list(parameters)
         self._versions = versions_of(self._parameters)
-        # Writes by one step; 0 for a parameter that no step has written to yet, as a step may have
-        # no gradient for it.
+        # The number of writes to each parameter in one step. It is 0 as long as no step has written
+        # to the parameter, as a step may have no gradient for it.
         then = self._versions if before is None else before
         self._by_step = [now - past for now, past in zip(self._versions, then, strict=True)]
         self._settings = _settled(optimizer)
@@ -50,14 +51,14 @@ class Counting:
         if optimizer is not self._optimizer:
             own = set(map(id, self._parameters))
             if own.isdisjoint(map(id, parameters_of(optimizer))):
-                return  # this optimizer trains another model
+                return  # ignore the steps of other optimizers, which train other models
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True
         self.settings_changed = self.settings_changed or self._are_set_anew()
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Note that a step has ended; a closure may have written within it."""
+        """Note that a step has ended, and check whether a closure wrote to parameters within it."""
         if optimizer is not self._optimizer or threading.get_ident() != self._thread:
             return
         versions = list(map(_version, self._parameters))
@@ -75,7 +76,7 @@ class Counting:
         return self._versions != versions_of(self._parameters)
 
     def _are_set_anew(self) -> bool:
-        """Return whether the settings now differ from those when the counting began.
+        """Return whether the optimizer's settings now differ from those when the counting began.
 
         Settings that cannot be compared, such as tensors of several entries, count as different.
         This is called when a step begins, so that a scheduler's change after the last step is not
@@ -108,11 +109,11 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
-    """Return the largest number of writes to the gradient of a parameter when a step begins.
+    """Return how often gradients were written to before a step: the maximum over the parameters.
 
-    A single ``backward`` into an empty gradient counts as 0. Clipping and accumulation add to it.
-    The result is −1 where there is no gradient, or where a closure among the step's arguments has
-    yet to compute it, so that the present one is old.
+    The first ``backward``, which creates the gradient, counts as 0; clipping and accumulation add
+    to it. The result is −1 if there is no gradient, or if ``args`` or ``kwargs`` of the step hold a
+    closure, which computes the gradient only within the step.
     """
     if has_closure(args, kwargs):
         return -1
@@ -140,8 +141,8 @@ def batch_size(args: Any, kwargs: Any) -> int:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of any nested arguments or results."""
-    # This is the usual case, and walking through a tree costs more than a small layer.
+    """Return all tensors within nested lists, tuples and dictionaries."""
+    # This case is frequent, and torch's tree functions take longer than the call of a small layer.
     if isinstance(value, Tensor):
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -21,7 +21,8 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 @dataclass(frozen=True)
 class CapturedRound:
-    """A round of a client, as read off its captured training.
+    """A client's round in the form that scores and defenses take, as its captured training shows
+    it.
 
     Attributes:
         gradient_map: the captured model and loss.
@@ -49,11 +50,12 @@ def read_round(
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
 ) -> CapturedRound:
-    """Return the round of a client that its captured training tells.
+    """Return a client's round in the form that scores and defenses take, from its captured
+    training.
 
-    ``num_examples`` is the number of samples that the client reports. The spec of the inputs is
-    inferred from the samples by default; ``schedule`` replaces the captured steps if no schedule
-    can express these.
+    ``received`` are the arrays that the server sent, and ``num_examples`` is the number of samples
+    that the client reports. By default ``spec`` is inferred from the samples, and ``schedule`` is
+    that of the captured steps. A given ``schedule`` is for steps that no schedule can express.
 
     Raises:
         ValueError: the model, the loss or the steps are of a kind that scores do not support. The

@@ -28,34 +28,37 @@ from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 
 OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
-"""The kind of a loss such as FedProx's. Its term is zero at the first step, and small while the
-parameters stay near their start."""
+"""A value of ``TrainingFacts.loss``, for a loss such as FedProx's. Its term in the parameters is
+zero at the first step, and small while the parameters stay near their start."""
 
 SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
-"""The kind of a loss such as MixUp's. An attack then recovers mixtures, on which the client
-trained."""
+"""A value of ``TrainingFacts.loss``, for a loss such as MixUp's. The client then trained on
+mixtures of samples, and an attack recovers these mixtures."""
 
 _LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
-"""The kinds of loss that may be told to the server."""
+"""The values of ``TrainingFacts.loss`` that a client may send to the server."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
-"""The reason why a client tells neither its number of steps nor its batch size."""
+"""The value of ``TrainingFacts.unscheduled`` if a client tells neither its number of steps nor its
+batch size."""
 
 UNTOLD = (
     "what it sends is not what its training made, so that it tells neither its steps nor its inputs"
 )
-"""The reason why a client does not tell the facts that were read off its samples."""
+"""The value of ``TrainingFacts.unscheduled`` if a client withholds the facts that were read off its
+samples."""
 
 _CLOSE = 1e-6
-"""The relative difference up to which two settings count as the same number."""
+"""The relative difference up to which two settings, such as learning rates, count as equal."""
 
 MAX_CHANNELS, MAX_VALUES = 4096, 2**24
-"""The largest number of channels and of values of an input that a client may tell. A colour image
-of 2,364 × 2,364 pixels takes 64 MB, and is larger than any that an attack has recovered."""
+"""The largest number of channels and of values of an input in the facts that a client sends. A
+colour image of 2,364 × 2,364 pixels takes 64 MB, and is larger than any that an attack has
+recovered."""
 
 SLOWEST, FASTEST = 1e-12, 1e6
-"""The least and the largest learning rate that a client may tell. Beyond them parameters near 1 in
-float32, whose spacing is 1e-7, do not move, or overflow within a few steps."""
+"""The least and the largest learning rate in the facts that a client sends. Beyond them parameters
+near 1 in float32, whose spacing is 1e-7, do not move, or overflow within a few steps."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,10 @@ class TrainingFacts:
         mean: the mean of the normalisation per channel, if the client's owner gives it; otherwise
             empty.
         std: the standard deviation of the normalisation per channel, if the owner gives it.
-        box: whether the inputs are images of 8 bits, as the owner says; see ``InputSpec``.
-        unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
+        box: whether the client's owner says that the inputs are images of 8 bits; see
+            ``InputSpec``.
+        unscheduled: the reason why no ``LocalSchedule`` expresses the training, or why the client
+            does not tell it; empty if a schedule expresses it.
         rewritten: the number, from 1, of the first step whose gradients something changed after
             ``backward`` (clipping, noise); 0 if there was none.
         repeated: whether the training was not captured. Then the optimizer, its settings and the
@@ -121,13 +126,15 @@ class TrainingFacts:
         """Return the facts that may be sent to the server.
 
         The optimizer's settings, and the inputs' facts that the client's owner gives, are always
-        among them. Facts that were read off the samples are among them only if the update is sent
-        as the training made it, ``as_trained`` (docs/threat-model.md, "What travels").
+        among them. Facts that were read off the samples are included only if ``as_trained``: the
+        client sends the update as the training made it, without a defense or mod that changed it
+        (docs/threat-model.md, "What travels").
         """
         loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
-            why = no_sgd(self.optimizer)  # it rests on the optimizer, which is told in any case
+            # this reason reveals only the optimizer, which the server is told in any case
+            why = no_sgd(self.optimizer)
             if self.unscheduled != why:
                 why = UNTOLD
             told = replace(told, loss="", unscheduled=why, counted=False, normalization="")
@@ -142,7 +149,8 @@ class TrainingFacts:
     def sending(self, sends: str) -> "TrainingFacts":
         """Return the same facts with ``sends``, the name of the quantity that the client sends.
 
-        It is its parameters or a multiple of its update, as named in ``capture.sent``.
+        The name is one of those in ``capture.sent``, for the parameters or a multiple of the
+        update.
         """
         if sends == ANOTHER_MULTIPLE and not self.unscheduled:
             why = f"what it sends is {ANOTHER_MULTIPLE}, and no method that is known here"
@@ -171,7 +179,7 @@ class TrainingFacts:
         The normalisation is unknown (``known=False``) if none is told, as after interpolation.
 
         Raises:
-            ValueError: the inputs are no images, or nothing is told of them.
+            ValueError: the inputs are no images, or the client told nothing of them.
         """
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(
@@ -251,7 +259,7 @@ def facts_of(
         counted=takes_in_order(training, reported),
         **_inputs(training),
     )
-    # The inputs of texts are for the owner's own scores, and are not told.
+    # A given spec of texts is not put into the facts: it serves only the client's own scores.
     if spec is None or spec.is_text:
         return facts
     given = replace(facts, shape=spec.shape, num_classes=spec.num_classes, normalization="")
@@ -265,7 +273,9 @@ def _rewritten(training: CapturedTraining) -> int:
 
 
 def _inputs(training: CapturedTraining) -> dict[str, Any]:
-    """Return those of the facts, by name, that are about the loss and the inputs."""
+    """Return the values of the fields of ``TrainingFacts`` on the loss and the inputs, by field
+    name.
+    """
     try:
         seen = [see_inputs(training, backward) for backward in training.backwards]
     except ValueError as error:
@@ -306,15 +316,15 @@ def differences(
         schedule: the schedule that an audit assumes.
         spec: the inputs that it assumes.
         batch_norm: the mode of BatchNorm that it assumes.
-        num_examples: the number of the client's samples in the round. A client of fewer samples
-            than a batch takes all of them in one step, which is no difference; where the number is
-            unknown, no batch size below the assumed one is named.
+        num_examples: the number of the client's samples in the round. A client with fewer samples
+            than a mini-batch takes all of them in one step, which is no difference. If the number
+            is ``None``, a batch size below the assumed one is never reported.
     """
     most = facts.batch_size if num_examples is None else num_examples
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")
-    # The momentum of a single step changes nothing.
+    # Momentum has no effect on a training of one step.
     is_single = facts.num_steps == schedule.num_steps == 1
     momentum = schedule.momentum if is_single else facts.momentum
     numbers = (
@@ -346,7 +356,8 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # facts that are not told cannot differ
+    # facts that the client withholds cannot be compared with the assumed ones
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)
@@ -360,7 +371,7 @@ def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
 
 
 def _check_told(facts: TrainingFacts) -> None:
-    """Refuse facts that no training can have.
+    """Raise an error for facts that no training can have.
 
     Numbers are checked only if a schedule describes the training, as they are not used otherwise.
 
@@ -385,7 +396,7 @@ def _check_told(facts: TrainingFacts) -> None:
     if len(facts.shape) != 3:
         raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
     channels, height, width = facts.shape
-    # A normalisation takes memory for each channel, and an attack for each value.
+    # The normalisation takes memory for each channel, an attack for each value of an input.
     if channels > MAX_CHANNELS or math.prod(facts.shape) > MAX_VALUES:
         raise ValueError(
             f"shape must have at most {MAX_CHANNELS:,} channels and {MAX_VALUES:,} values, got "
@@ -412,7 +423,9 @@ _READERS: dict[Any, Callable[[object], Any]] = {
     tuple[int, ...]: lambda value: tuple(map(_count, as_list(value, 64))),
     tuple[float, ...]: lambda value: tuple(map(_number, as_list(value, 64))),
 }
-"""For each type of a field of ``TrainingFacts``, the function that checks what a client sent."""
+"""For each type of a field of ``TrainingFacts``, the function that checks a value that a client
+sent, and returns it."""
 
 _NEWER = ("box", "rewritten", "repeated", "counted", "sends")
-"""The fields of ``TrainingFacts`` that clients of earlier versions do not send."""
+"""The fields of ``TrainingFacts`` that clients with earlier versions of this package do not send. A
+missing field has its default."""

@@ -1,4 +1,4 @@
-"""Look at a training that is not replayed, by hooks of the optimizer alone."""
+"""Observe a training that is not captured, by hooks of the optimizer alone."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ from flwr_leakage.capture.step_hooks import watch_steps
 from flwr_leakage.capture.training import sgd_settings
 
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
-"""A function of tensors by name that returns the names of those that differ from certain arrays."""
+"""A function that compares tensors by name with received or sent arrays, and returns the names of
+those that differ."""
 
 _NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
 
 
 class Glance:
-    """An observer that looks at the start, the settings, the steps and the end of a training.
+    """An observer of a training's optimizer: of the start, the settings, the steps and the end.
 
-    It observes the optimizer's steps in a ``with`` block. It is used after an earlier training of
-    the same client was captured, which tells the names under which the optimizer's parameters are
-    received.
+    It observes the steps in a ``with`` block, at less cost than a capture. It needs an earlier
+    captured training of the same client, from which the argument ``names`` is known.
 
     Args:
         names: for each parameter of the optimizer, in its order, the name under which it is
@@ -77,7 +77,7 @@ class Glance:
             self._counting.after_step(optimizer, args, kwargs)
 
     def facts(self, known: TrainingFacts) -> TrainingFacts:
-        """Return the facts about the training.
+        """Return the facts about the observed training.
 
         The optimizer, its settings and its number of steps are those that were observed. All other
         facts are copied from ``known``, those of the client's captured training.
@@ -106,10 +106,10 @@ class Glance:
     def causes(self, not_sent: Differing) -> tuple[str, ...]:
         """Return in words the evidence that something else than the training made the update.
 
-        It is empty if there is none. ``not_sent`` takes tensors by name, and returns the names of
-        those that differ from the arrays that the client sends. Writes to parameters between the
-        steps are detected if they raise autograd's version counter, which writes through ``.data``
-        do not. The model's calls and the loss are not looked at.
+        The result is empty if there is no such evidence. ``not_sent`` takes tensors by name, and
+        returns the names of those that differ from the arrays that the client sends. Writes to
+        parameters between the steps are detected if they raise autograd's version counter, which
+        writes through ``.data`` do not. The model's calls and the loss are not observed.
         """
         seen = self._counting
         if self._problem or seen is None:
@@ -135,11 +135,13 @@ class Glance:
 
 
 def some(names: list[str]) -> str:
-    """Return the first few of several names, and how many more there are."""
+    """Return a text with the first few of several names and the number of the others."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def some_were(names: list[str]) -> str:
-    """Return the first few of several names as :func:`some` does, followed by was or were."""
+    """Return the text of :func:`some` followed by “was” for a single name, and by “were” for
+    several.
+    """
     return f"{some(names)} {'was' if len(names) == 1 else 'were'}"

@@ -7,16 +7,18 @@ from flwr_leakage.records import Batch, InputSpec
 
 _LEVELS = 255
 _CLOSE = 1e-5
-"""The share of their range up to which values differ by rounding only, and count as one level."""
+"""The largest difference of two values of a channel, as a share of the channel's range, at which
+they count as one level. Rounding in float32 differs by less, 8-bit levels by at least 1/255."""
 _OFF_GRID = 1e-3
-"""The share of a grid's step by which values may miss the grid: rounding in float32 moves them by
-1e-4 of a step, and the values of a grid with one 8-bit step more miss it by 1/255 somewhere."""
+"""The largest distance of values from the levels of a grid, as a share of its spacing. Rounding in
+float32 moves values by 1e-4 of the spacing. If the true grid has one level of 8 bits more, some
+value lies 1/255 of the spacing off."""
 _MANY = 20
-"""The number of different levels that determine a grid. If the true grid were finer, so many would
-not all fall on every second step of it by chance."""
+"""The least number of different values that determine the spacing of a grid. If the true spacing
+were half as large, so many values would not all fall on every second level by chance."""
 _GLANCE = 4096
-"""The number of values that are tried first, to see whether there are more levels than 8 bits
-have."""
+"""The number of values that are examined first. If they already have more than 256 different
+levels, the other values need not be sorted."""
 
 
 def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
@@ -40,7 +42,8 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
             f"expected images (B, C, H, W) of floats, got {tuple(inputs.shape)} of {inputs.dtype}"
         )
     mean, std = [], []
-    single = torch.promote_types(inputs.dtype, torch.float32)  # sorting takes no half precision
+    # ``torch.unique`` takes no numbers of half precision
+    single = torch.promote_types(inputs.dtype, torch.float32)
     for channel in inputs.to(single).transpose(0, 1).flatten(1):
         low, high = float(channel.min()), float(channel.max())
         gap = _gap(channel)
@@ -54,17 +57,20 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 def _gap(values: Tensor) -> float | None:
     """Return the spacing of the grid on which the values of a channel lie.
 
-    ``None`` is returned if no grid or several fit.
+    ``None`` is returned if no grid fits, or if several do.
     """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
-        return None  # all values have no fewer levels, and need not be sorted, which takes long
+        # all values together have no fewer levels than these, so that they need not be sorted
+        return None
     levels = torch.unique(values).double()
     count = _count_levels(levels)
     if not 1 < count <= _LEVELS + 1:
         return None
     width = float(levels[-1] - levels[0])
     apart = levels.diff()
-    fewest = round(width / float(apart[apart > _CLOSE * width].min()))  # no gap is below one step
+    # the spacing is at most the least distance of two levels, so that the range has at least this
+    # many steps
+    fewest = round(width / float(apart[apart > _CLOSE * width].min()))
     for steps in range(fewest, _LEVELS + 1):
         places = (levels - levels[0]) * (steps / width)
         if bool(((places - places.round()).abs() < _OFF_GRID).all()):
@@ -74,10 +80,12 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return the number of different values among sorted ones; differences by rounding are none."""
+    """Return the number of different values in a sorted tensor. Values that differ by at most
+    ``_CLOSE`` of the range count as one.
+    """
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 
 def _round(value: float) -> float:
     """Return a value rounded to four decimals, with which normalisations are usually written."""
-    return float(f"{value:.4f}") + 0.0  # no −0
+    return float(f"{value:.4f}") + 0.0  # adding 0 turns −0 into 0

@@ -1,4 +1,4 @@
-"""Match the tensors of captured modules to the arrays that a server sends."""
+"""Match the tensors of captured modules with the arrays that a server sends."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ names."""
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A tensor of a captured module that belongs to an array which the server sent.
+    """A tensor of a captured module, matched with an array that the server sent.
 
     Attributes:
-        root: the index of the module among the captured ones.
+        root: the index of the module among ``CapturedTraining.roots``.
         own_name: the name of the tensor in that module's ``state_dict``.
-        live: the tensor that was trained.
-        before: its copy from before the first step.
+        live: the module's own tensor, which the training changes.
+        before: a copy of the tensor from before the first step.
     """
 
     root: int
@@ -39,11 +39,11 @@ class NamedTensor:
 def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dict[str, NamedTensor]:
     """Return, by the name of a received array, the captured tensor with the same name and shape.
 
-    The names in a called module may be the received ones, or have a wrapper's prefix such as
-    ``module.``. The module may be a part of the model, whose received names have a prefix such as
-    ``encoder.``; or only a part of the module may be sent, without its prefix. Arrays named 0, 1, …
-    are taken in the order of the module's ``state_dict``, see ``in_order``. ``roots`` are the
-    captured modules.
+    A module's names may equal the received ones, or have a wrapper's prefix such as ``module.``. If
+    the module is only a part of the model, the received names have a prefix more, such as
+    ``encoder.``. If the server sends only a part of the module, the received names have a prefix
+    less. Arrays named 0, 1, … are matched in the order of the module's ``state_dict``, see
+    ``in_order``. ``roots`` are the captured modules.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     found = name_live(received, [root.live for root in roots], before)
@@ -58,9 +58,9 @@ def as_received(
 ) -> dict[str, Tensor]:
     """Return the arrays that a client sends, under the names by which it received the same tensors.
 
-    Arrays without names (0, 1, …) are matched by their order to the tensors of the captured
-    modules, ``roots``; those that belong to no received array are left out. Other arrays keep their
-    names.
+    Arrays with numbers (0, 1, …) as names are matched by order with the tensors of ``roots``, the
+    captured modules. Such arrays are left out if their tensor was not received. Arrays with names
+    keep them.
     """
     if not sent or not all(name.isdigit() for name in sent):
         return dict(sent)
@@ -74,12 +74,11 @@ def name_live(
     models: Sequence[nn.Module],
     values: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> dict[str, tuple[int, str, Tensor]]:
-    """Match received arrays to the tensors of modules.
+    """Return the tensor of a module that each received array belongs to, by the array's name.
 
-    The result holds, by an array's name, the index of the module, the tensor's name in it, and the
-    tensor. Arrays that have numbers (0, 1, …) in place of names are matched by comparing their
-    values with those of the tensors, by default their present ones. Arrays without a match are left
-    out.
+    Each entry of the result is (index of the module in ``models``, the tensor's name in the module,
+    tensor). Arrays with numbers (0, 1, …) as names are matched by comparing their values with
+    ``values``, by default the present values of the tensors. Arrays without a match are left out.
     """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):
@@ -93,10 +92,11 @@ def name_live(
 def match(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
 ) -> dict[str, str]:
-    """Return, by an array's name, the name of the model's entry that matches by name and shape.
+    """Return, by the name of each array in ``shapes``, the name of the model's matching entry.
 
-    ``state`` is the model's ``state_dict``, and ``parameters`` are the names of its entries that
-    are no buffers. Arrays that match no entry are left out.
+    Name and shape must agree, up to a prefix of the name. ``state`` is the model's ``state_dict``,
+    and ``parameters`` are the names of its entries that are no buffers. Arrays that match no entry
+    are left out.
     """
     like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if like and all(name.isdigit() for name in like):
@@ -124,11 +124,11 @@ def _own_names(
     taken: Collection[str],
     values: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """Return the received name of each tensor of a module that was received, by its own name.
+    """Return the name under which each tensor of a module was received, by its name in the module.
 
-    ``live`` are the module's tensors. Arrays without names (0, 1, …) are matched by order, shapes
-    and ``values``, the tensors' values to compare with. Received names in ``taken`` belong to
-    another module already.
+    ``live`` are the module's tensors. Arrays with numbers (0, 1, …) as names are matched by order,
+    shapes and ``values``, the tensors' values with which the arrays are compared. Received names in
+    ``taken`` are already matched with another module. Tensors that were not received are left out.
     """
     if received and all(name.isdigit() for name in received):
         order = sorted(received, key=int)
@@ -169,9 +169,9 @@ def _part_of(
 ) -> dict[str, str]:
     """Return the received names of a submodule's tensors, if it is sent under its own names.
 
-    The result is by a tensor's name in the module, and empty if no submodule, or several, have
-    tensors of these names and shapes. ``live`` are the module's tensors by their own names;
-    received names in ``taken`` belong to another module already.
+    The keys are the tensors' names in the module. The result is empty if no submodule has tensors
+    of the received names and shapes, or if several have. ``live`` are the module's tensors by name.
+    Received names in ``taken`` are already matched with another module.
     """
     first = next((name for name in received if name not in taken), None)
     if first is None:
@@ -185,7 +185,8 @@ def _part_of(
         }
         if len(matched) == len(received):
             parts.append(matched)
-    return parts[0] if len(parts) == 1 else {}  # nothing tells two parts of the same shapes apart
+    # two submodules of equal names and shapes cannot be distinguished
+    return parts[0] if len(parts) == 1 else {}
 
 
 def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:

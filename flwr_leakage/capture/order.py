@@ -1,4 +1,4 @@
-"""Match arrays without names to a model's tensors, by their order, shapes and values."""
+"""Match arrays without names with a model's tensors, by order, shapes and values."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -11,13 +11,14 @@ def in_order(
     parameters: Collection[str],
     same: Callable[[int, str], bool] | None = None,
 ) -> list[str]:
-    """Return the names of the model's entries to which arrays without names belong.
+    """Return the names of the ``state_dict`` entries to which arrays without names belong.
 
-    The names are those of the leading arrays, in order; they are empty if no part or several parts
-    of the model fit. Arrays may be the whole ``state_dict`` or all parameters, which further arrays
-    may follow (SCAFFOLD's control variates). Otherwise they are a part of either, which is found in
-    this order: the entries with the same values; all entries but those of BatchNorm layers (FedBN);
-    the first layers (FedPer, FedRep) or the last; the only entries whose shapes fit.
+    The n-th name belongs to the n-th array; the last arrays may have none. The result is empty if
+    no part of the model fits the arrays, or if several parts do. The arrays may be the whole
+    ``state_dict`` or all parameters, followed by others such as SCAFFOLD's control variates. Else
+    they are a part of the entries, for which these candidates are tried in order: the entries with
+    the arrays' values; all entries but those of BatchNorm layers (FedBN); the first layers (FedPer,
+    FedRep) or the last layers; the only entries whose shapes fit.
 
     Args:
         arrays: the shapes of the arrays, in order.
@@ -43,11 +44,11 @@ def in_order(
 def runs(
     arrays: Sequence[Shape], own: Mapping[str, Shape], parameters: Collection[str]
 ) -> list[str]:
-    """Return the names of the entries at which a run of entries with the arrays' shapes begins.
+    """Return the names of the entries from which on consecutive entries have the arrays' shapes.
 
-    ``own`` are the shapes of the model's ``state_dict`` in order, and ``parameters`` its entries
-    that are no buffers. Two parts of the same architecture, such as a global and a personal one,
-    can only be distinguished by their values.
+    ``own`` are the shapes of the model's ``state_dict`` in order, and ``parameters`` the names of
+    its entries that are no buffers. Several names mean that parts of the model have equal shapes,
+    such as a global and a personal part. Only their values can distinguish them.
     """
     found: dict[str, None] = {}
     for names in (list(own), [name for name in own if name in parameters]):
@@ -58,10 +59,12 @@ def runs(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Return the lists of ``count`` entries' names that known methods may send of a model.
+    """Return candidates for a part of a model that a client sends: lists of ``count`` entries'
+    names.
 
-    They are taken from all entries (``names``) and from the parameters alone (``trained``): those
-    outside of BatchNorm layers, if these are ``count``; the first ``count``; and the last.
+    Each of ``names`` (all entries) and ``trained`` (the parameters) gives up to three: the entries
+    outside of BatchNorm layers, if there are ``count`` of them; the first ``count`` entries; and
+    the last ``count``.
     """
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 
@@ -76,9 +79,11 @@ def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
 def _first_fit(
     arrays: Sequence[Shape], own: Mapping[str, Shape], same: Callable[[int, str], bool]
 ) -> list[str]:
-    """Return the names of entries with the arrays' values, in order; empty if one is missing.
+    """Return, for each array in order, the name of an entry with its shape and values.
 
-    ``own`` are the entries' shapes. ``same`` compares an array's values, by index, with an entry's.
+    Entries keep their order. The result is empty if an array has no such entry. ``own`` are the
+    entries' shapes by name. ``same`` tells whether an array, by index, and an entry, by name, have
+    equal values.
     """
     found: list[str] = []
     place = 0
@@ -90,14 +95,14 @@ def _first_fit(
 
 
 def _only_fit(arrays: Sequence[Shape], own: Mapping[str, Shape]) -> list[str]:
-    """Return the names of the entries with the arrays' shapes, in order.
+    """Return the names of the only entries that have the arrays' shapes, in the same order.
 
-    The result is empty if no choice of entries fits, or several do.
+    The result is empty if no choice of entries has these shapes, or if several choices do.
     """
     names, shapes = list(own), list(own.values())
     early = _greedy(arrays, shapes)
     late = [len(shapes) - 1 - each for each in _greedy(arrays[::-1], shapes[::-1])][::-1]
-    # Each array lies between its first and its last possible place.
+    # The choice is unique if each array's first possible entry is its last possible one, too.
     return [names[place] for place in early] if early and early == late else []
 
 

@@ -9,18 +9,18 @@ from flwr_leakage.capture.training import Correction
 from flwr_leakage.params import norm
 
 _ROUNDING = 16 * torch.finfo(torch.float32).eps
-"""The error of a difference of parameters in single precision, relative to the parameters."""
+"""The largest rounding error of a difference of two parameters in float32, as a share of the
+parameters' norm. A smaller difference counts as no change."""
 _ALIKE = 1e-3
-"""The share of their norm up to which the changes after two steps may differ and count as the
-same."""
+"""The largest relative difference of the changes after two steps at which they count as equal."""
 
 
 class Outside:
     """A detector of changes of the given parameters between the steps of an optimizer.
 
     It compares the parameters after each step with those at the beginning of the next one. So it
-    also finds writes through ``.data``, which autograd's version counters do not show. Only the
-    change after the first step is kept.
+    also finds writes through ``.data``, which autograd's version counters do not show. The change
+    after the first step is stored; later ones are only compared with it.
     """
 
     def __init__(self, parameters: Sequence[Tensor] = ()) -> None:
@@ -37,7 +37,8 @@ class Outside:
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
-        """Compare the parameters with those remembered by ``step``, and note whether they changed.
+        """Compare the parameters with those that :meth:`step` remembered, and store whether they
+        changed.
 
         A second call after the same step does nothing. ``at_end`` says that it was the last step.
         """
@@ -62,7 +63,8 @@ class Outside:
     def correction(self) -> Correction | None:
         """Return the change of the parameters, per learning rate, that followed every step.
 
-        ``None`` is returned if there were fewer than two steps, or different changes after them.
+        The result is ``None`` if there were fewer than two steps, or if the changes after the steps
+        differ.
         """
         if self._first is None or self._steps < 2 or self._alike < self._steps:
             return None

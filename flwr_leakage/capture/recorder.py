@@ -1,8 +1,9 @@
-"""Capture one training of unmodified code, by hooks that are removed whatever happens.
+"""Capture one training of unmodified code, by hooks that are removed even after an error.
 
-The hooks only observe. They see the outermost calls of modules (``Calls``), the steps of
-optimizers, and the torch functions that are called outside of both (by a ``TorchFunctionMode`` that
-is active only there). Hooks of torch are global: calls from other threads are ignored.
+The hooks only observe. They see the outermost calls of modules (by ``Calls``), the steps of
+optimizers, and torch functions that are called outside of modules and steps (by a
+``TorchFunctionMode`` that is active only there). Hooks of torch are global: calls from other
+threads are ignored.
 """
 
 import sys
@@ -53,10 +54,10 @@ class Limits:
     """The limits of how much of a training is kept; further steps are only counted.
 
     Attributes:
-        max_samples: the number of samples to keep, ≥ 1; the step that reaches it is the last one
-            kept, and kept as a whole.
+        max_samples: the number of samples to keep, ≥ 1; the step that reaches this number is kept
+            as a whole, and is the last one kept.
         max_bytes: the bytes that the tensors of the kept steps may take, ≥ 1; the step that reaches
-            them is the last one kept.
+            this size is the last one kept.
     """
 
     max_samples: int = 1024
@@ -92,7 +93,8 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
 
-    ``torch.compile`` would compile the recorder's torch function mode together with the code.
+    The recorder's torch function mode would be compiled together with the code; ``tell`` can end
+    the mode before.
     """
     original, told = torch.compile, [tell]
 
@@ -107,7 +109,7 @@ def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         told.clear()
-        # Another thread may have wrapped ``torch.compile`` since.
+        # If another thread replaced ``torch.compile`` meanwhile, its replacement stays.
         if torch.compile is compile_and_tell:
             torch.compile = original
 
@@ -137,7 +139,9 @@ def _looking(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Window(FunctionMode):
-    """A torch function mode that hands every call of a function to the recorder, unchanged."""
+    """A torch function mode that passes every call of a torch function to the recorder, and returns
+    its result unchanged.
+    """
 
     def __init__(self, recorder: "Recorder") -> None:
         super().__init__()
@@ -164,7 +168,7 @@ class Recorder:
         self._inside = False
         self._in_backward = False
         self._tape = Tape()
-        self._used = 0  # number of entries that were recorded before the latest ``backward``
+        self._used = 0  # the number of recorded calls before the latest ``backward``
         self._states: States | None = None
         self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
@@ -181,7 +185,8 @@ class Recorder:
         self._steps: list[Step] = []
         self._options: tuple[dict[str, Any], ...] = ()
         self._num_steps = 0
-        self._batch_sizes: list[tuple[int, int]] = []  # pairs of a model's id and its samples
+        # for each call of a model: the model's id and the number of samples
+        self._batch_sizes: list[tuple[int, int]] = []
         self._samples = 0
         self._constants: dict[int, Tensor] = {}
         self._bytes = 0
@@ -190,8 +195,9 @@ class Recorder:
         self._versions: dict[int, int] = {}
         self._changed_outside = False
         self._outside = Outside()
-        self._ignored: set[int] = set()  # models that are trained separately
-        self._besides: list[Root] = []  # of them, those that were called before the first step
+        self._ignored: set[int] = set()  # ids of models that a second optimizer trains
+        # models of a second optimizer that were called before the first step
+        self._besides: list[Root] = []
         self._problem = ""
         self._stepped = False
 
@@ -202,7 +208,7 @@ class Recorder:
         self._keep_no_more()
 
     def _keep_no_more(self) -> None:
-        """Stop keeping steps."""
+        """Keep no further step; steps from now on are only counted."""
         self._keeps = False
         self._tape = Tape()
         self._calls.rest()
@@ -217,16 +223,16 @@ class Recorder:
     # --- the model -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to observe calls of modules and steps of optimizers."""
+        """Begin to observe calls of modules and torch functions, and steps of optimizers."""
         self._end_of_steps = watch_steps(self.before_step, self.after_step)
         self._calls.look()
         self._open_window(early=True)
 
     def see_less(self) -> None:
-        """Record torch functions from now on only after the first call of a model in a step.
+        """From now on, record torch functions in each step only after the first call of a model.
 
-        A function that ``torch.compile`` compiles before that call would be compiled together with
-        the hooks, so that its results would differ in the last bits.
+        Before this call, ``torch.compile`` may compile a function. It would compile the recording
+        together with the function, whose results would then differ in the last bits.
         """
         if threading.get_ident() == self._thread and not self._sees_less:
             self._sees_less = True
@@ -268,7 +274,7 @@ class Recorder:
         self._tape.record(module, args, kwargs, output, before, _autocast(leaves), samples)
 
     def _count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Count the samples of a model's call after the steps that are kept."""
+        """Count the samples of a model's call in a step that is counted and not recorded."""
         if id(module) not in self._models or not torch.is_grad_enabled():
             return
         if any(leaf.requires_grad for leaf in tensors_of(output)):
@@ -277,7 +283,8 @@ class Recorder:
     def _copy_root(self, module: nn.Module) -> None:
         if id(module) in self._roots:
             return
-        # The tree is walked through once, as that takes longer than a small layer.
+        # The module tree is traversed only once, as a traversal takes longer than the call of a
+        # small layer.
         modules = list(module.modules())
         own = list(
             {id(p): p for m in modules for p in m._parameters.values() if p is not None}.values()
@@ -291,16 +298,19 @@ class Recorder:
             raise ValueError(f"{type(module).__name__} was first called after the first step")
         self._roots[id(module)] = Root(module, copy_root(module, self._memo))
         self._trained += own
-        # A loss module with class weights is not taken for a model.
+        # A module without trainable parameters, such as a loss with class weights, is no model to
+        # train.
         if any(p.requires_grad for p in own):
             self._models.add(id(module))
-        self._begin_versions += versions_of(own)  # a closure calls the model within the step
+        # a closure may call a model for the first time within a step, after the versions were read
+        self._begin_versions += versions_of(own)
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self, *, early: bool) -> None:
-        """Record torch functions from now on; ``early`` if no model was called since the last step.
+        """Record torch functions from now on. ``early`` says that no model was called since the
+        last step.
 
         Raises:
             ValueError: another torch function mode is active, so that calls cannot be recorded.
@@ -320,19 +330,20 @@ class Recorder:
     def _close_window(self) -> None:
         if self._window is not None and _get_current_function_mode_stack()[-1] is self._window:
             self._window.__exit__(None, None, None)
-            self._window = None  # no reference cycle may keep the recorded tensors alive
+            # without this, a reference cycle would keep the recorded tensors in memory
+            self._window = None
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a torch function, and record it if its result depends on trained parameters.
-
-        Its result is returned.
+        """Call a torch function and return its result; record it if it depends on trained
+        parameters.
         """
         if (
             self._inside
             or self._in_backward
             or not self._keeps
             or not torch.is_grad_enabled()
-            or torch.jit.is_tracing()  # a trace notes the lines of code that a call passes
+            # a trace would store this file's lines of code as the origin of the call
+            or torch.jit.is_tracing()
             or not requires_gradient((args, kwargs))
         ):
             return function(*args, **kwargs)
@@ -347,7 +358,8 @@ class Recorder:
         result = function(*args, **kwargs)
         try:
             leaves = tensors_of(result)
-            # A parameter that is initialised anew has no ``grad_fn``.
+            # A call that initialises a parameter returns the parameter, which has no ``grad_fn``,
+            # and is not recorded.
             if any(leaf.grad_fn is not None for leaf in leaves):
                 states = before if have_drawn(before) else None
                 self._tape.record(
@@ -366,7 +378,8 @@ class Recorder:
             self._pending.append(found)
             self._count(found)
         except Exception as error:
-            # Otherwise the loss is that of a model that is trained separately.
+            # A loss that reaches no parameter of the optimizer belongs to a model that a second
+            # optimizer trains.
             if self._optimizer is None or reaches(args[0], self._held()):
                 self.give_up(str(error) or type(error).__name__)
         self._in_backward = True
@@ -410,7 +423,7 @@ class Recorder:
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Record the beginning of a step, and copy the optimizer before its first one.
 
-        A closure that trains may run within the step.
+        The step may run a closure, which computes the loss and its gradients only then.
         """
         self._stepped = True
         if not has_closure(args, kwargs):
@@ -435,7 +448,8 @@ class Recorder:
         self._begin_versions = versions_of(self._trained)
 
     def _leave_out(self, others: frozenset[int]) -> None:
-        """Leave out of the capture all models of a second optimizer, as a personal model in Ditto.
+        """Remove all models of a second optimizer from the capture, such as a personal model in
+        Ditto.
 
         ``others`` are the ids of the parameters that the second optimizer holds.
 
@@ -498,11 +512,12 @@ class Recorder:
         return tuple(size for key, size in self._batch_sizes if key in trains)
 
     def _rewritten(self) -> tuple[float | None, float | None]:
-        """Return the norm of gradients that were changed before the step, and their clip.
+        """Return the norm of gradients that were changed before the step, and the bound of clipping
+        by value.
 
-        They are the Euclidean norm of all gradients together, ``None`` if these are as ``backward``
-        left them; and the largest absolute entry if several entries have it, as after clipping by
-        value, otherwise ``None``.
+        The first number is the Euclidean norm of all gradients together; ``None`` if they are as
+        ``backward`` left them. The second is the largest absolute entry if several entries have it,
+        as after clipping by value; otherwise ``None``.
         """
         now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(
@@ -531,12 +546,14 @@ class Recorder:
         self._close_window()
         if (
             self._window is not None
-        ):  # A mode that was entered later is still active: this one stays, and ignores all calls.
+            # Torch can only leave the mode that was entered last. If that is another one, this mode
+            # stays, and ignores all calls.
+        ):
             self._keeps = False
 
     def training(self) -> CapturedTraining:
-        """Return the training that was captured between opening and closing: its steps, samples,
-        settings, and the parameters before and after.
+        """Return the training that was captured until :meth:`close`: its steps with their samples
+        and settings, and the models before the first step.
         """
         rest = self._rest
         if rest is None:
@@ -544,7 +561,8 @@ class Recorder:
         correction, outside = self._outside.correction(), self._outside
         changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
         held = self._held()
-        roots = sorted(  # trained models come first, as the exchanged arrays are theirs
+        # trained models come first, as the arrays that server and client exchange are theirs
+        roots = sorted(
             self._roots.values(), key=lambda r: not any(id(p) in held for p in r.live.parameters())
         )
         return CapturedTraining(
@@ -567,7 +585,8 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            # If no torch optimizer took a step, only ``_missing`` tells the reason.
+            # ``_problem`` counts only if an optimizer took a step; otherwise ``_missing`` gives the
+            # reason.
             problem=(self._problem * self._stepped)
             or (rest.problem if rest else "")
             or self._missing(),

@@ -1,4 +1,4 @@
-"""Repeat a captured training from other parameters."""
+"""Repeat a captured training that begins from given parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,21 +15,22 @@ from flwr_leakage.params import Params
 def replay(
     training: CapturedTraining, names: Mapping[str, NamedTensor], start: Mapping[str, Tensor]
 ) -> Params:
-    """Return the model's entries after the captured steps, begun from given values.
+    """Return the model's parameters and buffers after the captured steps from given start values.
 
-    Copies of the modules and of the optimizer, of whatever class, take the captured steps on
-    the captured batches: with the same learning rates, order, dropout masks (by the random
-    generator's state) and mixed precision. Gradients that were changed before a step are clipped or
-    scaled to the norm that they had then. The live modules are not touched.
+    Copies of the modules and of the optimizer, of whatever class, take the captured steps on the
+    captured batches: with the same learning rates, order, dropout masks (by the random generator's
+    state) and mixed precision. If something changed the gradients before a step in the training,
+    the replay's gradients are clipped or scaled to the norm that the changed ones had. The live
+    modules are not touched.
 
     Args:
         training: the captured training.
-        names: the entries to return, as ``name_tensors`` finds them.
-        start: the values to begin with, by the same names. Entries that are missing begin with the
-            values that they had before the training.
+        names: the parameters and buffers to return, as ``name_tensors`` finds them.
+        start: the values to begin with, keyed as ``names``. Missing ones begin with the values
+            before the captured training.
 
     Returns:
-        The values by the same names.
+        The values after the steps, keyed as ``names``.
 
     Raises:
         ValueError: a tensor was changed after it was used, or the loss uses a trained parameter or
@@ -38,7 +39,7 @@ def replay(
     memo: dict[int, Any] = {}
     modules = [copy_root(root.copy, memo) for root in training.roots]
     for module in modules:
-        # Opacus wraps a model to take gradients by sample, which a replay does not need.
+        # Opacus adds hooks for per-sample gradients to a model, which a replay does not need.
         if callable(disable := getattr(module, "disable_hooks", None)):
             disable()
     if training.optimizer is None:
@@ -46,7 +47,7 @@ def replay(
     optimizer = copy_optimizer(training.optimizer, memo)
     translated: dict[int, Any] = {}
     for root, module in zip(training.roots, modules, strict=True):
-        # A loss may take the model, or a part of it, as an argument.
+        # A loss may take the model, or a submodule of the model, as an argument.
         parts = dict(module.named_modules())
         found = [(n, live) for n, live in root.live.named_modules() if n in parts]
         translated.update((id(live), parts[name]) for name, live in found)
@@ -63,7 +64,7 @@ def replay(
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")
-            # for example a copy of the server's parameters in a proximal term
+            # a constant, for example the server's parameters in a proximal term
             return thing.detach()
         return translated.get(id(thing), thing)
 
@@ -106,11 +107,12 @@ def _backward(backward: Backward, translate: Any) -> None:
 
 
 def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: float) -> None:
-    """Change the parameters after each step, or their gradients before it, as the training did.
+    """Add the training's correction to the copied parameters, or to their gradients.
 
-    ``training.correction`` tells the change, and ``translated`` the copied parameters by the ids of
-    the live ones. ``rate`` is the factor of the change: the step's learning rate for parameters, −1
-    for gradients.
+    A replay calls this after each step if the correction is of parameters, and before it if it is
+    of gradients. ``translated`` are the copied parameters by the ids of the live ones. ``rate`` is
+    the factor of ``training.correction.per_rate``: the step's learning rate for parameters, −1 for
+    gradients.
     """
     if (correction := training.correction) is not None:
         with torch.no_grad():
@@ -122,14 +124,16 @@ def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: fl
 
 
 _CLOSE = 1e-3
-"""The relative difference up to which two norms of a clipped gradient count as the same."""
+"""The relative difference up to which the norm of the replay's clipped gradients counts as the norm
+that the gradients had in the training."""
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:
-    """Clip all gradients to ±``largest`` if their norm is ``norm`` then, else scale them to it.
+    """Clip all gradients to ±``largest``; if their norm is not ``norm`` then, scale them to it
+    instead.
 
-    ``norm`` is the Euclidean norm of all gradients together in the training; ``largest`` is
-    ``None`` if they were not clipped by value.
+    ``norm`` is the Euclidean norm of all gradients together that the captured training had.
+    ``largest`` is the bound of clipping by value, ``None`` if there was no such clipping.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     with torch.no_grad():

@@ -19,7 +19,8 @@ from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.schedules import no_sgd
 
 CPU = torch.device("cpu")
-"""The device on which scores and attacks compute, wherever the client trained."""
+"""The device to which captured tensors are copied for scores and attacks, wherever the client
+trained."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class TapedLoss:
 
 @dataclass(frozen=True)
 class ShiftedLoss:
-    """A captured loss of the next token, as a function of logits and of the texts themselves.
+    """A captured loss of the next token, as a function of the logits and the texts' token ids.
 
     Attributes:
-        loss: the captured loss, a function of logits and of the targets as the app made them.
-        is_flat: whether these targets have the shape (B (T − 1),), and not (B, T − 1), for B texts
-            of T tokens.
-        replaced: a pair of a token id that the loss ignores, mostly the padding, and the value that
-            stands for it among the targets; ``None`` if no id is replaced.
+        loss: the captured loss, a function of logits and of the targets that the app made from the
+            texts.
+        is_flat: whether the app's targets have the shape (B (T − 1),), and not (B, T − 1), for B
+            texts of T tokens.
+        replaced: (token id, value): the app puts the value, which the loss ignores, in the place of
+            this token id, mostly the padding's; ``None`` if no id is replaced.
     """
 
     loss: Loss
@@ -67,10 +69,10 @@ class ShiftedLoss:
 
 @dataclass(frozen=True)
 class LossCall:
-    """One call of the model, and of a loss of its output.
+    """One call of the model, and the loss that is computed from its output.
 
     Attributes:
-        root: the index of the called module among the captured ones.
+        root: the index of the called module among ``CapturedTraining.roots``.
         batch: the inputs and targets; texts are their own targets if the loss is of the next token.
         num_outputs: the number K of logits if the model returns (B, K); 0 otherwise.
         loss: the loss, a function of logits and targets that returns a scalar.
@@ -132,10 +134,11 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
 def _shifted(
     inputs: Tensor, leaves: Iterable[object]
 ) -> tuple[Constant, tuple[int, int] | None] | None:
-    """Return the argument of the loss that holds each next token of the inputs (B, T), or ``None``.
+    """Return the loss's argument that has the next token of each position of the inputs (B, T).
 
-    It comes with a pair of a token id and the value that replaces it among the targets, or ``None``
-    if no id is replaced. ``leaves`` are the arguments of the recorded calls of the loss.
+    The second entry of the result is (token id, value) if the app replaced this id by the value in
+    the targets, else ``None``. The result is ``None`` if no argument holds the next tokens.
+    ``leaves`` are the arguments of the recorded calls of the loss.
     """
     if inputs.ndim != 2 or inputs.is_floating_point() or inputs.shape[1] < 3:
         return None
@@ -156,9 +159,9 @@ def _shifted(
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
-    """Return the number of the only call of a model, the call, and its only input tensor.
+    """Return the index of the only recorded call of a model, the call, and its only input tensor.
 
-    ``found`` are pairs (number, call) of recorded calls.
+    ``found`` are pairs (index, call) of the recorded calls of models.
 
     Raises:
         ValueError: there are no calls or several, or the call has not exactly one input tensor.
@@ -181,8 +184,8 @@ def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
 def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
     """Return whether trained parameters enter the loss other than by the model's output.
 
-    They may enter themselves, as in FedProx, or by a model that a module of the loss takes as an
-    argument.
+    Examples are FedProx, whose loss takes the parameters, and a loss module that takes the model as
+    an argument.
     """
     leaves = (leaf for entry in backward.entries for leaf in entry.inputs())
     return any(
@@ -213,7 +216,8 @@ class SeenInputs:
 
 
 def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
-    """Return the inputs of the trained model, from the recorded calls that lead to a loss.
+    """Return the inputs of the trained model and the targets, from the recorded calls before
+    ``backward``.
 
     Raises:
         ValueError: the model was not called exactly once with one tensor.
@@ -249,11 +253,12 @@ _MEAN_CROSS_ENTROPY = {
     "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
     "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
-"""The default values of all arguments of ``F.cross_entropy`` but logits and targets."""
+"""All arguments of ``F.cross_entropy`` besides logits and targets, with their default values. A
+call with these values is the mean cross-entropy."""
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
-    """Return ``F.cross_entropy`` if a captured loss is just the mean cross-entropy, else ``None``.
+    """Return ``F.cross_entropy`` if the captured loss is the mean cross-entropy, else ``None``.
 
     ``tail`` are the recorded calls after that of the model.
     """
@@ -305,7 +310,7 @@ def _never() -> None:
 
 
 def captured_batches(training: CapturedTraining) -> list[LossCall]:
-    """Return every kept mini-batch with its loss, in the order of use.
+    """Return the samples and the loss of every recorded mini-batch, in the order of use.
 
     Raises:
         ValueError: nothing was captured, or a loss is no function of a model's output and targets.
@@ -325,12 +330,12 @@ def drops_out(training: CapturedTraining) -> bool:
 def captured_gradient_map(
     training: CapturedTraining, names: Mapping[str, NamedTensor], call: LossCall
 ) -> GradientMap:
-    """Return the gradient map of the captured model and loss, by the names of the received arrays.
+    """Return the gradient map of the captured model and loss, with parameters named as received.
 
     ``names`` are the captured tensors by received name, and ``call`` the call of model and loss.
 
     Raises:
-        ValueError: the model's entries have other names than the received arrays.
+        ValueError: the received arrays are not named as the model's parameters and buffers.
     """
     model = training.roots[call.root].copy
     own = {named.own_name: name for name, named in names.items() if named.root == call.root}
@@ -387,9 +392,10 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
 
 
 def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
-    """Return whether the training's mini-batches have the sizes of consecutive batches.
+    """Return whether the mini-batches have the sizes of consecutive batches from a fixed order.
 
-    Such batches are cut from ``num_examples`` samples, in the same order in every epoch.
+    Consecutive batches cut ``num_examples`` samples into pieces of one size, of which only the last
+    in each epoch is smaller.
     """
     if not training.batch_sizes or num_examples < 1:
         return False
@@ -401,10 +407,10 @@ def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
 def check_settings(
     optimizer: type[Optimizer], settings: Sequence[Mapping[str, Any]], changed: bool
 ) -> None:
-    """Raise an error unless a ``LocalSchedule`` can express the optimizer's settings.
+    """Check that a ``LocalSchedule`` can express the optimizer and its settings.
 
-    ``settings`` are those of each group of parameters in each observed step; ``changed`` says that
-    they changed in later steps.
+    ``settings`` are those of each group of parameters in each observed step. ``changed`` says that
+    the settings changed in steps that were only counted.
 
     Raises:
         ValueError: a schedule cannot express them; the message says why.
@@ -426,11 +432,13 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
 
     Raises:
         ValueError: a later epoch took the samples in another order, which no schedule expresses; or
-            the client reports the number of mini-batches in the place of that of samples.
+            ``num_examples`` is the number of mini-batches instead of that of samples.
     """
     try:
         batches = [call.batch for call in captured_batches(training)]
-    except ValueError:  # the loss has further terms, or uses further models
+    # the loss is no function of one model's output and targets, but inputs and class ids may be
+    # known
+    except ValueError:
         seen = [see_inputs(training, backward) for backward in training.backwards]
         pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]
         if training.problem or not seen or len(pairs) < len(seen):

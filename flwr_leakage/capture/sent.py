@@ -1,4 +1,4 @@
-"""Check whether a client sends its parameters or a multiple of its update."""
+"""Find whether a client sends its parameters or a multiple of its update."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,23 +17,23 @@ SENDS: dict[str, Callable[[float, float, int], float]] = {
     "minus its update by step": lambda rate, momentum, steps: -1.0 / steps,
     "FedNova's normalised update": lambda rate, momentum, steps: -1.0 / _fednova(momentum, steps),
 }
-"""The multiples of the update θ_local − θ_t that methods send: by name, the factor as a function of
-the learning rate, the momentum and the number of steps. It depends on no sample. SCAFFOLD
-(Karimireddy et al., 2020) sends the update, FedNova (Wang et al., 2020) the update divided by the
-sum of its normalising vector."""
+"""The multiples of the update θ_local − θ_t that clients of published methods send. The key is a
+name for users; the value is the factor as a function of the learning rate, the momentum and the
+number of steps. SCAFFOLD (Karimireddy et al., 2020) sends the update, FedNova (Wang et al., 2020)
+the update divided by the sum of its normalising vector."""
 
 _CLOSE = 1e-3
 """The relative difference up to which two multiples, or two updates, count as the same."""
 
 
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
-    """Return the factor by which a method multiplies the update θ_local − θ_t that it sends.
+    """Return the factor by which clients multiply the update θ_local − θ_t before they send it.
 
     ``name`` is a key of ``SENDS``, ``rate`` the learning rate, ``momentum`` that of SGD, and
     ``steps`` the number of local steps, ≥ 1.
 
     Raises:
-        ValueError: there is no multiple of this name, or no step.
+        ValueError: ``name`` is no key of ``SENDS``, or ``steps`` is 0.
     """
     if name not in SENDS or steps < 1:
         raise ValueError(f"expected one of {list(SENDS)} and a step, got {name!r} and {steps}.")
@@ -55,7 +55,9 @@ def multiple_sent(
 
 
 def factor_between(sent: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> float | None:
-    """Return the factor f if the tensors ``sent`` are f times ``trained``; else ``None``."""
+    """Return the factor f if ``sent`` equals f times ``trained`` up to a relative difference of
+    ``_CLOSE``; else ``None``.
+    """
     whole = norm(trained.values())
     if not whole:
         return None
@@ -68,9 +70,9 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
     """Return a client's control variates (SCAFFOLD) before it first changed them.
 
     They are zero (Karimireddy et al., 2020), or ``params``, the parameters that the client
-    received, as in Flower's baseline ``niid_bench``. The first change, ``change``, is a gradient
-    minus these variates. They are taken for the parameters if its component along the parameters is
-    below −1/2.
+    received, as in Flower's baseline ``niid_bench``. The first change of the variates, ``change``,
+    is a gradient minus these initial variates. If they are ``params``, ``change`` has the component
+    −1 along ``params``, else about 0; −1/2 is the threshold.
     """
     square = norm(params[name] for name in change) ** 2
     inner = sum(
@@ -85,8 +87,9 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
 def name_of(multiple: float, training: CapturedTraining) -> str:
     """Return the name of the quantity that a client sends.
 
-    ``multiple`` is the factor of the update that it sends, 0 if it sends its parameters. The result
-    is a key of ``SENDS``, ``PARAMETERS`` or ``ANOTHER_MULTIPLE``.
+    ``multiple`` is the factor by which the client multiplies its update, or 0 if it sends its
+    parameters. The result is a key of ``SENDS``, ``PARAMETERS``, or ``ANOTHER_MULTIPLE`` for an
+    unknown factor.
     """
     if not multiple:
         return PARAMETERS

@@ -1,8 +1,8 @@
 """Share one pair of optimizer hooks among all captures of the process.
 
-Torch calls its global hooks from a dictionary. If a thread changed it while another thread takes a
-step, that step would fail. So the pair is registered once and stays, and captures are added to and
-removed from a tuple.
+Torch iterates over a dictionary of global hooks in each step. The step fails if another thread
+changes the dictionary meanwhile. So one pair of hooks is registered once and stays. Captures are
+added to and removed from a tuple, which the pair reads.
 """
 
 import threading
@@ -21,7 +21,9 @@ _watching: tuple[tuple[Hook, Hook], ...] = ()
 
 
 def watch_steps(before: Hook, after: Hook) -> Callable[[], None]:
-    """Call ``before`` and ``after`` at each step of any optimizer, until the result is called."""
+    """Call ``before`` and ``after`` each step of any optimizer, until the returned function is
+    called.
+    """
     global _watching
     own = (before, after)
     with _lock:

@@ -1,8 +1,8 @@
-"""Record the operations that lead to ``backward`` since the last step, to repeat them.
+"""Record the calls from which a loss is computed, so that they can be repeated.
 
-The recorded calls are those of modules and of torch functions whose results depend on trained
-parameters, also those before the model is called, such as FedProx's term in the parameters. All
-other tensors (the samples, the targets, the server's parameters in that term) are constants.
+The calls since the last step are recorded: those of modules and of torch functions whose results
+depend on trained parameters, such as FedProx's proximal term. All other tensors are constants: the
+samples, the targets, and the server's parameters in the proximal term.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,8 @@ class Value:
 
     Attributes:
         entry: the number of the recorded call.
-        leaf: the index of the tensor among the leaves of the call's nested result.
+        leaf: the index of the tensor among the leaves of the call's result, a nest of tuples, lists
+            and dictionaries.
     """
 
     entry: int
@@ -44,17 +45,17 @@ class Constant:
 
     Attributes:
         tensor: the tensor.
-        version: its version counter when it was used.
+        version: autograd's version counter of the tensor when the call used it.
     """
 
     tensor: Tensor = field(repr=False)
     version: int
 
     def get(self) -> Tensor:
-        """Return the tensor, unless it has changed since it was used.
+        """Return the tensor, after a check that nothing wrote to it since the recorded call.
 
         Raises:
-            ChangedConstantError: it was changed in place.
+            ChangedConstantError: the tensor was changed in place.
         """
         if self.tensor._version != self.version:
             raise ChangedConstantError(
@@ -78,9 +79,9 @@ class Autocast:
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return nested arguments with every leaf changed by a function.
+    """Return a copy of nested tuples, lists and dictionaries with ``change`` applied to every leaf.
 
-    It is like torch's ``tree_map``, which takes longer than a small layer.
+    It replaces torch's ``tree_map``, which takes longer than the call of a small layer.
     """
     kind = type(tree)
     if kind is tuple:
@@ -103,10 +104,10 @@ class Entry:
         function: the module or torch function.
         arguments: the pair (args, kwargs). In the place of each tensor is a ``Value`` (the result
             of another recorded call), a ``Constant``, or the live parameter.
-        states: the states of torch's generators before the call, if it drew from one of them;
-            ``None`` otherwise.
+        states: the states of torch's global random generators before the call, if the call drew
+            from one of them; ``None`` otherwise.
         autocast: the mixed precision under which the call ran.
-        shapes: the shapes of the tensors that it returned, by their index among the leaves.
+        shapes: the shapes of the returned tensors, by their index among the leaves of the result.
         samples: the number of samples in a call of a model; 0 for other calls.
     """
 
@@ -124,7 +125,7 @@ class Entry:
         return leaves
 
     def map(self, change: Callable[[Any], Any]) -> "Entry":
-        """Return the same call with every leaf of its arguments changed by a function."""
+        """Return the same call with ``change`` applied to every leaf of its arguments."""
         arguments = map_leaves(change, self.arguments)
         return replace(self, arguments=arguments)
 
@@ -135,9 +136,9 @@ class Backward:
 
     Attributes:
         entries: the recorded calls that the loss depends on, in the order of calling.
-        loss: the place of the loss among their results.
-        gradient: the argument of ``backward``; mostly ``None``.
-        frozen: the ids of the live parameters that required no gradient then.
+        loss: the place of the loss among the results of ``entries``.
+        gradient: the argument ``gradient`` of ``backward``; ``None`` if none was given.
+        frozen: the ids of the live parameters that required no gradient at this call.
     """
 
     entries: tuple[Entry, ...]
@@ -149,7 +150,7 @@ class Backward:
 class Tape:
     """The recorded calls since the last step, from which a loss can be computed again.
 
-    Their results are kept alive, so that no other tensor can get their ids.
+    The tape keeps the results alive, so that Python gives their ids to no other tensor.
     """
 
     def __init__(self) -> None:
@@ -161,7 +162,7 @@ class Tape:
         return len(self._entries)
 
     def forget(self, count: int) -> None:
-        """Forget the first ``count`` calls, whose results are no longer used."""
+        """Forget the first ``count`` recorded calls, whose results no later call uses."""
         self._entries[:count] = [None] * count
         self._alive = [(number, tensor) for number, tensor in self._alive if number >= count]
         kept = {id(tensor) for _, tensor in self._alive}
@@ -178,7 +179,7 @@ class Tape:
         samples: int = 0,
         given: Any = None,
     ) -> None:
-        """Record a call whose result depends on trained parameters.
+        """Record a call of a module or function whose result depends on trained parameters.
 
         If the call uses a tensor that depends on trained parameters and comes from no recorded
         call, its result is marked as not repeatable. ``states`` are those of torch's generators
@@ -203,7 +204,8 @@ class Tape:
     def before_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return the arguments, as the tape stores them, of a function that changes its first one.
+        """Return the arguments of a function that changes its first argument, as the tape stores
+        them.
 
         ``None`` is returned for other functions. A sum that begins with ``torch.zeros(())`` and
         grows by ``+=`` is a constant before its first change, and depends on trained parameters
@@ -215,7 +217,7 @@ class Tape:
             first, *rest = map_leaves(self._refer, tuple(args))
             named = map_leaves(self._refer, dict(kwargs))
         except UnseenError:
-            return None  # ``record`` meets the same error after the call, and notes it
+            return None  # ``record`` gets the same error after the call, and handles it
         if isinstance(first, Constant):
             first = _constant(first.get().clone())
         return (first, *rest), named
@@ -246,7 +248,8 @@ class Tape:
             return Value(renumbered[leaf.entry], leaf.leaf) if isinstance(leaf, Value) else leaf
 
         found = [self._seen(number) for number in kept]
-        if len(kept) < 1 + max(kept):  # the calls that do not lead to the loss are dropped
+        # calls on which the loss does not depend are left out, and the others numbered anew
+        if len(kept) < 1 + max(kept):
             found = [entry.map(renumber) for entry in found]
         given = None if gradient is None else _constant(gradient)
         return Backward(tuple(found), renumber(place), given)
@@ -275,7 +278,8 @@ _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow")
 
 
 def changes_its_argument(function: Callable[..., Any]) -> bool:
-    """Return whether a torch function changes its first argument, by torch's convention of names.
+    """Return whether a torch function writes to its first argument: its name ends in one
+    underscore, or it is an operator such as ``+=``.
 
     Example:
         >>> changes_its_argument(torch.Tensor.add_), changes_its_argument(torch.Tensor.__add__)
@@ -301,8 +305,8 @@ def play(
         entries: the recorded calls of a ``Backward``, or the last ones of them.
         translate: a function that returns the module or parameter to use in the place of a live
             one.
-        given: results, by their place, of calls that are not repeated; no leaves are returned for
-            these calls.
+        given: the results, by their places, of calls that are not to be repeated. The list of
+            leaves of such a call is empty.
     """
     results: list[list[Any]] = []
     known = dict(given or {})
@@ -323,7 +327,8 @@ def play(
         if changes_its_argument(entry.function) and isinstance(
             next(iter(entry.arguments[0]), None), Constant
         ):
-            args = args[0].clone(), *args[1:]  # the tape may be played again
+            # without a copy, the function would change a value that a second replay uses
+            args = args[0].clone(), *args[1:]
         drawing = nullcontext() if entry.states is None else generators_kept(entry.states)
         with drawing, _under(entry.autocast):
             results.append(pytree.tree_leaves(translate(entry.function)(*args, **kwargs)))

@@ -14,11 +14,12 @@ from flwr_leakage.capture.tape import Backward
 
 @dataclass(frozen=True)
 class Root:
-    """A module that the training called, with its copy from before the first step.
+    """A module that the training called outside of other modules, with a copy from before the first
+    step.
 
     Attributes:
         live: the module itself.
-        copy: its copy.
+        copy: its copy from before the first step.
     """
 
     live: nn.Module
@@ -47,11 +48,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Correction:
-    """A change of the parameters that followed every step, as SCAFFOLD's control variates make it.
+    """A change of the parameters that the training made after every step, besides the optimizer,
+    such as SCAFFOLD's control variates.
 
     Attributes:
         per_rate: by the ``id`` of a trained parameter, its change over the step's learning rate.
-        of_gradients: whether the parameters were not changed, but minus ``per_rate`` was added to
+        of_gradients: if true, not the parameters were changed, but minus ``per_rate`` was added to
             their gradients before each step.
     """
 
@@ -65,8 +67,9 @@ def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
 
 
 def sgd_settings(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the learning rate, momentum and weight decay of a step, as a ``LocalSchedule`` names
-    them, given the settings of the optimizer's groups; 0 for one that the optimizer has not.
+    """Return the learning rate, momentum and weight decay of a step, keyed as the fields of
+    ``LocalSchedule``. ``options`` are the settings of the optimizer's parameter groups. A setting
+    that the optimizer lacks is 0.
     """
     first = options[0]
     return {
@@ -88,22 +91,23 @@ class CapturedTraining:
         optimizer_class: the class of the optimizer; ``None`` if there was no step.
         batch_norm: ``batch`` if a BatchNorm layer trained in train mode, ``running`` if none did,
             and empty if there is no such layer.
-        steps: the kept steps, from the first on.
+        steps: the steps that were recorded in full (kept), from the first on; later ones are only
+            counted.
         num_steps: the number of all steps.
         batch_sizes: the number of samples in each call of the model through which a gradient was
             taken.
         after_kept: the parameters after the last kept step, by the live parameter's id; empty if
             all steps were kept.
-        changed_outside: whether parameters changed between the optimizer's steps in another way
-            than ``correction`` tells.
+        changed_outside: whether parameters changed between the optimizer's steps otherwise than by
+            ``correction``.
         changed_at_end: whether parameters changed after the last step.
         settings_changed: whether the optimizer's settings changed after the kept steps.
-        writes: the number of writes to the gradients before the first step, see ``writes_of``.
+        writes: how often the gradients were written to before the first step, see ``writes_of``.
         held: the ids of the live parameters that the optimizer holds.
         correction: the change of the parameters that followed each kept step; ``None`` if there was
             none.
         trains_another: whether another model was trained as well, with an optimizer of its own.
-        besides: such other models, if they were called before the first step.
+        besides: the models of a second optimizer that were called before the first step.
         problem: why the training was not captured, in words; empty if it was.
     """
 
@@ -127,17 +131,20 @@ class CapturedTraining:
 
     @property
     def backwards(self) -> list[Backward]:
-        """Return the calls of ``backward`` of all kept steps, in their order."""
+        """Return the calls of ``backward`` of all steps that were recorded in full, in their
+        order.
+        """
         return [backward for step in self.steps for backward in step.backwards]
 
     @property
     def complete(self) -> bool:
-        """Return whether every step was recorded, so that none was only counted."""
+        """Return whether every step was recorded in full, and none was only counted."""
         return len(self.steps) == self.num_steps
 
 
 def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
-    """Return a copy of a module whose parameters keep plain attributes, such as Opacus's counters.
+    """Return a deep copy of a module whose parameters keep attributes that Python code set on them,
+    such as Opacus's counters.
 
     ``memo`` holds the copies made so far, as for ``copy.deepcopy``.
     """

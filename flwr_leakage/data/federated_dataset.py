@@ -21,7 +21,7 @@ class FederatedDataset:
         test: the server's test set.
         partitions: for each client, the indices of its samples in ``train``; a client may have
             none.
-        seed: the seed of the clients' batches.
+        seed: the seed of the random orders in which clients go through their samples.
     """
 
     train: ImageDataset | TextDataset
@@ -61,7 +61,8 @@ class FederatedDataset:
         round holds a sample twice.
 
         Raises:
-            ValueError: there is no such client or round, or the client has fewer samples.
+            ValueError: there is no such client or round, or the client has fewer than
+                ``num_examples`` samples.
         """
         if not 0 <= client_id < self.num_clients:
             raise ValueError(f"client_id must lie in 0 … {self.num_clients - 1}, got {client_id}.")
@@ -83,9 +84,9 @@ class FederatedDataset:
         return partition[order[slot * num_examples : (slot + 1) * num_examples]]
 
     def client_batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
-        """Return the private samples of a client in a round, ``num_examples`` of them.
+        """Return the private samples of a client in a round, as model inputs with targets.
 
-        ``client_indices`` chooses them.
+        :meth:`client_indices` chooses the ``num_examples`` samples, and raises its errors.
         """
         return self.train.batch(self.client_indices(client_id, server_round, num_examples))
 

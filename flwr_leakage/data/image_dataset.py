@@ -12,10 +12,11 @@ from flwr_leakage.records import Batch, InputSpec
 
 
 def check_range(what: str, numbers: Tensor, end: int) -> None:
-    """Refuse numbers outside of 0 … ``end`` − 1; ``what`` names them in the message.
+    """Check that all entries of ``numbers`` lie in 0 … ``end`` − 1. ``what`` is their noun in the
+    error.
 
     Raises:
-        ValueError: a number lies outside.
+        ValueError: an entry lies outside of the range.
     """
     outside = numbers[(numbers < 0) | (numbers >= end)]
     if len(outside):
@@ -23,10 +24,10 @@ def check_range(what: str, numbers: Tensor, end: int) -> None:
 
 
 def check_labels(name: str, labels: Tensor, count: int, num_classes: int) -> None:
-    """Refuse the labels of a dataset that are not ``count`` int64 in 0 … ``num_classes`` − 1.
+    """Check that the labels of the dataset ``name`` are ``count`` int64 in 0 … ``num_classes`` − 1.
 
     Raises:
-        ValueError: shape, dtype or a label is another one.
+        ValueError: the labels have another shape or dtype, or a label lies outside of the range.
     """
     if labels.shape != (count,) or labels.dtype != torch.int64:
         raise ValueError(
@@ -65,7 +66,7 @@ class ImageDataset:
                 f"{tuple(self.images.shape)}."
             )
         check_labels(self.name, self.labels, len(self.images), len(self.class_names))
-        _ = self.spec  # this checks mean and std against the channels
+        _ = self.spec  # making the spec checks that mean and std fit the channels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,7 +97,7 @@ def dataset_from_arrays(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> ImageDataset:
-    """Return a dataset of uint8 images whose arrays have the channels last.
+    """Return a dataset from NumPy arrays, in which the last axis of images is that of the channels.
 
     Args:
         name: the name of the dataset; errors mention it.

@@ -1,4 +1,4 @@
-"""Use partitions that another library has loaded, as flwr-datasets' partitioners do."""
+"""Use partitions of data that another library loads, such as flwr-datasets' partitioners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def dataset_from_columns(
 
 @dataclass(frozen=True)
 class LoadedPartition:
-    """The clients of a federation whose data another library loads, by ``load_partition(i)``.
+    """A federation whose clients' data another library loads, by its method ``load_partition(i)``.
 
     With flwr-datasets (``pip install flwr-leakage[partition]``)::
 
@@ -87,7 +87,7 @@ class LoadedPartition:
     given.
 
     Attributes:
-        partitioner: the object that loads the columns of client i.
+        partitioner: the object whose ``load_partition(i)`` returns the table of client i.
         num_partitions: the number of clients.
         name: the name of the dataset.
         mean: the mean per channel, of pixels in [0, 1].

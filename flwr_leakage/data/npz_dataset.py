@@ -35,8 +35,8 @@ def npz_dataset(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is no archive, lacks one of the arrays, or has arrays of other shapes
-            or types.
+        ValueError: a file is no ``npz`` archive, lacks one of the arrays, or has arrays of other
+            shapes or types.
     """
     if not name or Path(name).name != name:
         raise ValueError(f"name must be the first part of a file's name, got {name!r}.")
@@ -45,7 +45,7 @@ def npz_dataset(
         path = Path(root).expanduser() / f"{name}_{part}.npz"
         arrays[part] = (path, *_read_arrays(path))
     if class_names is None:
-        # Both sets must agree on the classes, even where one lacks the last of them.
+        # Both sets get the same class names, even if one of them lacks the largest label.
         largest = max(int(labels.max(initial=0)) for _, _, labels in arrays.values())
         class_names = [str(label) for label in range(largest + 1)]
     train, test = (

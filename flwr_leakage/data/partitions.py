@@ -33,7 +33,7 @@ def _check_partitions(num_partitions: int, num_examples: int, min_samples: int) 
 
 @dataclass(frozen=True)
 class IidPartition:
-    """A partition into equal shares of all samples in random order; sizes differ by at most one.
+    """A partition that deals the samples at random to clients whose sizes differ by at most one.
 
     Attributes:
         num_partitions: the number of clients, ≥ 1.
@@ -55,7 +55,7 @@ class IidPartition:
 
 
 DEFAULT_SIZES = (1, 4, 30, 120, 400, 800, 1200)
-"""The numbers of samples of the clients of a ``SizedPartition`` that is given no sizes."""
+"""The numbers of samples of the clients of a ``SizedPartition`` whose ``sizes`` are ``None``."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class SizedPartition:
     Attributes:
         num_partitions: the number of clients, ≥ 1.
         sizes: the number of samples of each client, ≥ 1; ``None`` takes the numbers of
-            ``DEFAULT_SIZES`` in turn, from the first one again if there are more clients.
+            ``DEFAULT_SIZES`` in turn, and begins again with the first one if there are more clients
+            than numbers.
     """
 
     num_partitions: int
@@ -115,8 +116,8 @@ class DirichletSizePartition:
     Attributes:
         num_partitions: the number of clients, ≥ 1.
         alpha: the concentration α > 0.
-        min_samples: the least number of samples of a client, ≥ 1. Each client gets them before the
-            rest is divided.
+        min_samples: the least number of samples of a client, ≥ 1. Each client gets this number
+            before the other samples are divided.
     """
 
     num_partitions: int
@@ -186,7 +187,8 @@ class DirichletPartition:
             ValueError: none of ``max_draws`` draws gave every client ``min_samples``.
         """
         _check_partitions(self.num_partitions, len(labels), self.min_samples)
-        # torch has no public Dirichlet that takes a generator.
+        # torch offers no Dirichlet distribution that draws from a given generator, so that NumPy
+        # draws.
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         classes = labels.unique(sorted=True)
         members = [(labels == label).nonzero().squeeze(1) for label in classes]

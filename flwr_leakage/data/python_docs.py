@@ -14,13 +14,13 @@ TOPICS = (
     "specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq", "debugger",
     "typesmapping", "comparisons", "assignment",
 )  # fmt: skip
-"""Long topics of Python's ``help`` that repeat little of each other."""
+"""Topics of Python's ``help`` with long texts that have few passages in common."""
 
 FEWEST = 6
-"""The number of tokens of the shortest text; shorter rests of a paragraph are left out."""
+"""The least number of tokens of a text; a shorter end of a paragraph is left out."""
 
 RARE = "…"
-"""The word that stands for all tokens without an id of their own."""
+"""The word in ``TextDataset.words`` that stands for all tokens outside of the vocabulary."""
 
 _TEST_FRACTION = 0.2
 _TOKEN = re.compile(r"[a-z_]+|\d+|[^\sa-z_\d*=\-#]")
@@ -38,8 +38,9 @@ def python_docs(
     The topics are read from ``pydoc_data`` of the running interpreter, under its licence (PSF-2.0),
     and no text is copied into this package. Another minor version of Python has slightly other
     texts. Each paragraph is cut into texts of ``length`` tokens (words in lower case, numbers and
-    signs); its rest is a shorter text. No text occurs twice. Id 0 is the padding, id 1 stands for
-    all words without an id of their own, and the ids from 2 on belong to the most frequent words.
+    punctuation marks); the end of the paragraph becomes a shorter text. No text occurs twice. Id 0
+    is the padding, the ids from 2 on belong to the most frequent tokens, and id 1 stands for all
+    others.
 
     Args:
         length: the largest number T of tokens of a text.
@@ -52,7 +53,8 @@ def python_docs(
         The training set and the test set, of 80 % and 20 % of each topic's texts.
 
     Raises:
-        ValueError: a topic is unknown or has too few texts, or a size is too small.
+        ValueError: a topic is unknown or has too few texts, or ``length`` or ``vocabulary`` is too
+            small.
         ImportError: the interpreter was installed without ``pydoc_data``.
     """
     if length < FEWEST:

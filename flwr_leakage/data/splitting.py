@@ -7,10 +7,11 @@ from torch import Tensor
 def stratified_split(
     labels: Tensor, test_fraction: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices of training and of test samples, each in random order.
+    """Return the indices of the training samples and those of the test samples, both in random
+    order.
 
-    Every class of ``labels`` (N,) gives the same share, ``test_fraction`` in (0, 1), rounded, to
-    the test set.
+    Every class in ``labels`` (N,) gives its share ``test_fraction`` in (0, 1), rounded to a whole
+    number of samples, to the test set.
 
     Raises:
         ValueError: ``test_fraction`` lies outside of (0, 1), or one of the sets is empty.

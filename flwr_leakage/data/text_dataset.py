@@ -10,7 +10,7 @@ from flwr_leakage.data.image_dataset import check_labels, check_range
 from flwr_leakage.records import Batch, InputSpec
 
 PADDING = 0
-"""The token id that fills up short texts."""
+"""The token id with which texts of fewer than T tokens are filled up."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TextDataset:
             )
         check_labels(self.name, self.labels, len(self.ids), len(self.class_names))
         check_range(f"ids of {self.name}", self.ids, len(self.words))
-        _ = self.spec  # this checks the number of words
+        _ = self.spec  # making the spec checks the number of words
 
     def __len__(self) -> int:
         return len(self.labels)

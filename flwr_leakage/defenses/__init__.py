@@ -1,4 +1,4 @@
-"""Defenses, alone or in a chain, which change a client's training samples or its update."""
+"""Define defenses, which change a client's training samples or its update, alone or in a chain."""
 
 from flwr_leakage.defenses.accounting import canary, canary_epsilon, dp_epsilon, gaussian_epsilon
 from flwr_leakage.defenses.base import Defense, LocalRound

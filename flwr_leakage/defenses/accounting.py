@@ -10,10 +10,11 @@ is as hard as to tell N(0, 1) from N(μ, 1), with
 
 (Gaussian differential privacy, Dong, Roth and Su 2022, corollary 3.3: exact, no approximation).
 
-An ε means nothing without its adjacency, which says how the two sets of records differ that must
-look alike. ``replace-one``: one record is replaced by another; both sets have the same size, so
-that the size may be public. ``add-or-remove``: one record is in the set or not. Where each record
-is clipped to norm C, the sum moves by at most 2C in the first case, and by C in the second.
+An ε means nothing without its adjacency. The adjacency says in what two sets of records differ that
+must be hard to tell apart. ``replace-one``: one record is replaced by another; both sets have the
+same size, so that the size may be public. ``add-or-remove``: one record is in the set or not. If
+each record is clipped to norm C, the sum changes by at most 2C for ``replace-one``, and by C for
+``add-or-remove``.
 """
 
 import math
@@ -39,11 +40,12 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _BISECTIONS = 100
 
 _ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), 80, 96, 128, 192, 256, 384, 512)
-"""Orders α of Rényi divergences: those of Opacus, and others below, between and above them."""
+"""The orders α of the Rényi divergences over which the smallest ε is sought: those of Opacus'
+default, and others below, between and above them. More orders can only make the bound tighter."""
 
 _LONGEST_GRID = 1 << 19
-"""Largest number of points of an integral's grid: an array of so many numbers takes 4 MB, and an
-order α less than a tenth of a second."""
+"""The largest number of grid points of the integral in :func:`replace_one_rdp`. An array of this
+size takes 4 MB, and the integral for one order less than a tenth of a second."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -59,7 +61,8 @@ def dp_epsilon(
     delta: float,
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """Return ε of the (ε, δ)-privacy of steps that add Gaussian noise to clipped gradients' sum.
+    """Return ε of the (ε, δ)-differential privacy of steps that add Gaussian noise to a sum of
+    clipped gradients.
 
     Each record's gradient is clipped to norm C. Without sampling, ε is exact: the steps are as
     private as telling N(0, 1) from N(μ, 1) with ``μ = √num_steps Δ / σ`` (Dong, Roth and Su 2022,
@@ -96,7 +99,8 @@ def dp_epsilon(
     if noise_multiplier == 0:
         return math.inf if num_steps else 0.0
     moved = 2.0 if adjacency == "replace-one" else 1.0
-    # Sampling never weakens privacy: an attacker who knew the sampled steps would learn no less.
+    # The ε without sampling is an upper bound, too: knowing which steps took the record can only
+    # help an attacker.
     unsampled = gaussian_epsilon(math.sqrt(num_steps) * moved / noise_multiplier, delta)
     if sample_rate == 1 or num_steps == 0:
         return unsampled
@@ -113,7 +117,8 @@ def dp_epsilon(
         spent = opacus.compute_rdp(
             q=sample_rate, noise_multiplier=noise_multiplier, steps=num_steps, orders=_ORDERS
         )
-    # the warning says that a wider range of orders might give a smaller bound
+    # Opacus warns that a wider range of orders might give a smaller ε; this ε is valid all the
+    # same.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the")
         bound, _ = opacus.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)
@@ -123,20 +128,22 @@ def dp_epsilon(
 def replace_one_rdp(
     sample_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Float[np.ndarray, " k"]:
-    """Return the Rényi divergences of one Poisson-sampled Gaussian step if a record is replaced.
+    """Return the Rényi divergence, at each order, of one Poisson-sampled Gaussian step if one
+    record is replaced.
 
     They are D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²),
-    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better. By joint
-    convexity the other records may be held fixed. Of all sets with a given probability under N(0,
-    σ²), a half-space has the largest probability with the one record, and a half-space the smallest
-    with the other; for opposite records of norm 1 it is the same half-space.
+    in units of the clipping norm. No other pair of records of norm ≤ 1 has a larger divergence. By
+    joint convexity the other records may be held fixed. Among all sets of given probability under
+    N(0, σ²), a half-space has the largest probability if one record is in the step, and a
+    half-space has the smallest if the other record is. For opposite records of norm 1 both are the
+    same half-space.
 
     The integral is a sum over a grid. In units of σ, with s = 1/σ, less than e⁻⁷² of it lies
-    outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞, an upper
-    bound.
+    outside of [−12, (2α − 1)s + 12]. For an order α whose grid would have more than
+    ``_LONGEST_GRID`` points, the result is ∞, an upper bound.
 
     ``sample_rate`` is the sampling probability q in (0, 1], ``noise_multiplier`` the noise's
-    standard deviation σ > 0 in those units, and ``orders`` are k orders α > 1.
+    standard deviation σ > 0 in units of the clipping norm, and ``orders`` are k orders α > 1.
     """
     scale = 1 / noise_multiplier
     spacing = 0.1 / max(1.0, scale)
@@ -158,9 +165,10 @@ def replace_one_rdp(
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return δ at which a μ-Gaussian mechanism, as private as telling N(0, 1) from N(μ, 1), is (ε,
-    δ)-differentially private: δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), with Φ the normal distribution
-    function, μ ≥ 0 and ε ≥ 0 (Balle and Wang 2018, theorem 8).
+    """Return the smallest δ at which a μ-Gaussian mechanism is (ε, δ)-differentially private. Such
+    a mechanism is as private as telling N(0, 1) from N(μ, 1). It has δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2
+    − ε/μ), with Φ the normal distribution function, μ ≥ 0 and ε ≥ 0 (Balle and Wang 2018, theorem
+    8).
     """
     if mu == 0:
         return 0.0
@@ -191,12 +199,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    from scipy.optimize import brentq  # the import takes most of a second
+    from scipy.optimize import brentq  # imported here, as the import takes most of a second
 
-    # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
+    # At the upper end of the search, the first term of δ(ε), Φ(μ/2 − ε/μ), is δ already.
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
-    return min(highest, float(found) * (1 + 1e-12))  # rounded up, which is the safe side
+    return min(highest, float(found) * (1 + 1e-12))  # rounded up, so that ε is not understated
 
 
 @dataclass(frozen=True)
@@ -205,10 +213,10 @@ class CanaryEstimate:
 
     Attributes:
         epsilon: the empirical ε, which is an estimate and no bound.
-        lower: the empirical ε for the one-sided lower 95 % confidence limit of the mean cosine.
-        mean: the mean of the canaries' cosines with the release.
+        lower: the empirical ε with ``mean`` replaced by its one-sided lower 95 % confidence limit.
+        mean: the mean of the cosines of the canaries with the released change of the model.
         std: the standard deviation of these cosines.
-        delta: δ of both values of ε.
+        delta: δ of ``epsilon`` and ``lower``.
     """
 
     epsilon: float
@@ -222,7 +230,7 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
     """Return the update of a canary: a uniformly random direction of norm ``max_norm``.
 
     A client that plays the canary sends it in place of its own update (Andrew et al. 2023, section
-    4). It contains nothing private, so that it may be drawn from a known seed.
+    4). A canary contains nothing private, so that its seed may be known.
 
     Args:
         like: parameters whose names and shapes the update has.
@@ -246,9 +254,9 @@ def canary_epsilon(
     The cosine of a random direction with an independent vector is distributed as N(0, 1/d). The
     cosine of a canary with the release is larger, by the canary's influence. ε is the smallest
     value for which N(0, 1/d) and the normal distribution fitted to the canaries' cosines are (ε,
-    δ)-close. If the standard deviation of the cosines differs from √(1/d), that of the Gaussian
-    mechanism, by less than three standard errors, √(1/d) is taken, as an estimate from few canaries
-    would decide ε by the tails.
+    δ)-close. The Gaussian mechanism gives the cosines the standard deviation √(1/d). If theirs
+    differs from it by less than three standard errors, √(1/d) is used. Otherwise the error of an
+    estimate from few canaries would decide ε, which depends on the tails.
 
     Args:
         cosines: the cosines of k ≥ 2 canaries with the release: the model's change over the
@@ -274,8 +282,8 @@ def canary_epsilon(
 
 
 def _epsilon_between(shift: float, spread: float, delta: float) -> float:
-    """Return the smallest ε at which N(shift, spread²) and N(0, 1) are (ε, δ)-indistinguishable,
-    whichever of them is taken first.
+    """Return the smallest ε at which N(shift, spread²) and N(0, 1) are (ε, δ)-indistinguishable, in
+    either order of the two.
     """
     if spread == 1:
         return gaussian_epsilon(shift, delta)
@@ -298,7 +306,7 @@ def _epsilon_between(shift: float, spread: float, delta: float) -> float:
 def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) -> float:
     """Return ∫ (p − e^ε q)₊ for densities p of N(m0, s0²) and q of N(m1, s1²).
 
-    It is taken over the set where log p − log q − ε, a quadratic polynomial, is positive.
+    The integrand is positive where the quadratic polynomial log p − log q − ε is.
     """
     a = (1 / s1**2 - 1 / s0**2) / 2
     b = m0 / s0**2 - m1 / s1**2

@@ -23,7 +23,8 @@ class LocalRound:
         gradient_map: the gradient map of the client's model and loss.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
-        private: the client's samples before ``on_batch`` changed them, or the first ones of many.
+        private: the client's samples before ``on_batch`` changed them; if there are many, only the
+            first ones.
         defended: the same samples as ``on_batch`` changed them.
         num_examples: the number of the client's samples; by default as many as in ``private``.
     """
@@ -40,7 +41,8 @@ class LocalRound:
             object.__setattr__(self, "num_examples", len(self.private))
 
     def samples(self, schedule: LocalSchedule) -> Samples:
-        """Return the samples that the client trained on, each with its own gradient and weight.
+        """Return the samples that the client trained on, with their own gradients and weights in
+        the update.
 
         Args:
             schedule: the local training, which determines each sample's weight in the update.
@@ -50,7 +52,7 @@ class LocalRound:
 
 
 def check_update(update: Update) -> None:
-    """Raise ``ValueError`` for an update without entries, or with a tensor that holds no floats."""
+    """Raise ``ValueError`` if an update has no entries, or if one of its tensors has no floats."""
     _check_floating("update.delta", update.delta)
 
 
@@ -75,15 +77,16 @@ def require_local_round(defense: "Defense", local_round: LocalRound | None) -> L
 
 
 class Defense:
-    """The base of all defenses. As it stands it changes nothing.
+    """The base class of all defenses, whose own methods change nothing.
 
-    A defense overrides ``on_batch``, ``on_update`` or both. It holds its settings only and is
-    frozen: all of its draws come from the randomness that it is given.
+    A defense overrides ``on_batch``, ``on_update`` or both. It is frozen and holds only its
+    settings. All random draws come from an argument of its methods.
 
     Attributes:
-        takes_texts: whether the defense works for inputs that are token ids, which can be neither
-            mixed nor differentiated.
-        effect: the text of ``in_words``, for a defense whose text does not depend on its settings.
+        takes_texts: whether the defense works if inputs are token ids. They can be neither mixed
+            nor differentiated.
+        effect: the result of ``in_words``, for a defense whose clause does not depend on its
+            settings.
     """
 
     takes_texts: ClassVar[bool] = True
@@ -91,24 +94,28 @@ class Defense:
 
     @property
     def replaces_update(self) -> bool:
-        """Return whether ``on_update`` computes a new update from the data, so that changes by
-        earlier defenses of a chain are lost.
+        """Return whether ``on_update`` computes a new update from the samples. Changes that earlier
+        defenses of a chain made to the update are then lost.
         """
         return False
 
     @property
     def carries(self) -> bool:
-        """Return whether the client adds to later updates the part that the defense left out."""
+        """Return whether the client adds the part that the defense left out of an update to its
+        next one.
+        """
         return False
 
     @property
     def changes_updates(self) -> bool:
-        """Return whether ``on_update`` changes updates."""
+        """Return whether the defense overrides ``on_update``, and so changes updates."""
         return type(self).on_update is not Defense.on_update
 
     @property
     def encodes_batches(self) -> bool:
-        """Return whether ``on_batch`` changes the samples; the training loop must then call it."""
+        """Return whether ``on_batch`` changes the samples. If so, the training loop must call
+        ``on_batch``.
+        """
         return type(self).on_batch is not Defense.on_batch
 
     @property
@@ -119,7 +126,7 @@ class Defense:
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, which the report puts into its sentences:
         "Pruning, by which only the largest 1 % of the update’s numbers are sent, hides it from this
-        attack". By default it only gives the class's name.
+        attack". The default is a clause with the class's name.
         """
         return self.effect or f"the defense {type(self).__name__} is applied"
 
@@ -132,7 +139,7 @@ class Defense:
             num_examples: the smallest number of samples that ``on_batch`` will be given at once.
 
         Raises:
-            ValueError: the defense cannot work with them; the message says why.
+            ValueError: the defense cannot work with this model or data; the message says why.
         """
         _check_floating("the model's parameters", gradient_map.params)
         if spec.is_text and not self.takes_texts:
@@ -148,15 +155,15 @@ class Defense:
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """Return ε of the differential privacy of one sample; ``None`` if none is guaranteed, and
-        infinite if no finite ε holds.
+        """Return the ε of the defense's differential privacy for one sample. It is ``None`` if the
+        defense guarantees none, and infinite if no finite ε holds.
 
         Args:
             schedule: the local training.
             num_examples: the number of the client's samples in a round.
             num_rounds: the number of rounds in which the sample takes part.
-            adjacency: ``replace-one`` if data sets with this sample and with another in its place
-                must look alike; ``add-or-remove`` for data sets with and without it.
+            adjacency: ``replace-one`` compares the data set with one that has another sample in
+                this one's place; ``add-or-remove`` compares it with one without the sample.
         """
         return None
 
@@ -175,8 +182,9 @@ class Defense:
     ) -> Float[Tensor, "B n"] | None:
         """Return the matrix W (B, n) by which ``on_batch`` mixes n samples into B encodings.
 
-        The encodings are W · samples; ``None`` stands for no mixing. With the same seed, the draws
-        are those of ``on_batch``, so that a threat model may grant W to an attacker.
+        The encodings are W · samples. ``None`` is returned if the defense mixes nothing. From the
+        same state of ``randomness``, the draws are those of ``on_batch``. So W can be given to an
+        attacker whom the threat model grants the mixing.
 
         Args:
             num_samples: the number n of samples that are encoded at once.
@@ -204,12 +212,12 @@ class UpdateDefense(Defense, ABC):
     def released(self, update: Update, randomness: Randomness) -> Params:
         """Return the tensors, by name, that are sent in place of ``update.delta``.
 
-        They have the same names, shapes and dtypes.
+        Names, shapes and dtypes are those of ``update.delta``.
         """
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the update with its ``delta`` as the defense releases it."""
+        """Return the update with ``delta`` replaced by the tensors of :meth:`released`."""
         check_update(update)
         return replace(update, delta=self.released(update, randomness))

@@ -15,15 +15,15 @@ from flwr_leakage.values import require
 
 def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
     """Return random noise r that is orthogonal to each tensor v and has its norm: ``r = z − ⟨z, v⟩
-    / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al. 2025, equation 12). It is
-    zero for a tensor that is zero or has a single entry.
+    / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al. 2025, equation 12). The
+    noise r is zero for a tensor that is zero or has a single entry.
     """
     found = {}
     for name, value in delta.items():
         v = value.double().flatten()
         z = randomness.normal(v.shape, torch.float64).to(v)
         r = z - (z @ v) / (v @ v).clamp_min(1e-300) * v
-        # Rounding alone is left of a tensor of one entry, which is no direction.
+        # For a tensor of one entry, r is a rounding error, which must not be scaled up.
         norm = r.norm() if len(v) > 1 else torch.inf
         found[name] = (r * (v.norm() / norm)).reshape(value.shape).to(value.dtype)
     return found
@@ -36,11 +36,11 @@ class Censor(Defense):
     It makes ``trials`` draws of :func:`orthogonal_noise`, and sends the one after whose step the
     client's loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the
     authors' code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent
-    undefended**, as the algorithm begins with it as the best. To first order, a step orthogonal to
-    the gradient does not change the loss, so that curvature and rounding decide. It gives no
-    guarantee.
+    undefended**, as the algorithm's first candidate is the update itself. To first order, a step
+    orthogonal to the gradient does not change the loss, so that curvature and rounding decide. The
+    defense gives no guarantee.
 
-    The paper applies it in the first ten epochs only, which is left to the caller.
+    The paper applies the defense only in the first ten epochs; here the caller decides when.
 
     Attributes:
         trials: the number of draws, ≥ 1.
@@ -66,8 +66,8 @@ class Censor(Defense):
     ) -> Update:
         """Return the update with noise orthogonal to it in place of ``delta``.
 
-        Of ``trials`` draws it is the one that lowers the loss on the client's samples of the round
-        (``local_round``) most. If none lowers it, the update is returned as it is.
+        The noise is the one of ``trials`` draws that lowers the loss on the samples of
+        ``local_round`` most. If none lowers it, the update is returned as it is.
 
         Raises:
             ValueError: ``local_round`` is ``None``.

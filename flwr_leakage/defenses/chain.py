@@ -77,8 +77,8 @@ class Chain(Defense):
     ) -> float | None:
         """Return ε of the first defense of the chain that has a guarantee of differential privacy.
 
-        It is ``None`` if no defense has one, or if one encodes batches, so that a sample may enter
-        several gradients.
+        The result is ``None`` if no defense has a guarantee. It is also ``None`` if a defense of
+        the chain encodes batches, as one sample may then enter several gradients.
         """
         if self.encodes_batches:
             return None
@@ -86,7 +86,7 @@ class Chain(Defense):
         return next((epsilon for epsilon in known if epsilon is not None), None)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Return the samples as encoded by each defense in order."""
+        """Return the samples after the ``on_batch`` of each defense in order."""
         for defense in self.defenses:
             batch = defense.on_batch(batch, num_classes, randomness)
         return batch
@@ -96,7 +96,7 @@ class Chain(Defense):
     ) -> Float[Tensor, "B n"] | None:
         """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples.
 
-        It is ``None`` if no defense of the chain mixes samples.
+        The result is ``None`` if no defense of the chain mixes samples.
 
         Raises:
             ValueError: several defenses of the chain encode batches.
@@ -112,7 +112,7 @@ class Chain(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the update as changed by each defense in order."""
+        """Return the update after the ``on_update`` of each defense in order."""
         for defense in self.defenses:
             update = defense.on_update(update, randomness, local_round)
         return update

@@ -47,5 +47,7 @@ class Clipping(UpdateDefense):
         require_option(self, "relative_to", ClipUnit)
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the tensors scaled to a joint norm of at most ``max_norm`` in its unit."""
+        """Return the update's tensors, scaled by one factor so that their joint norm is at most
+        ``max_norm``, in the unit of ``relative_to``.
+        """
         return clip_update(update.delta, update_units(self.max_norm, update, self.relative_to))

@@ -1,5 +1,5 @@
-"""Compress the update: to a random subset, to few levels, to signs, or to few singular values. Such
-methods are made to send less, and guarantee no privacy.
+"""Compress the update: to a random subset, to few levels, to signs, or to few singular values.
+These methods are made to send fewer bits, and guarantee no privacy.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ from flwr_leakage.values import require
 
 @dataclass(frozen=True)
 class RandomSubset(UpdateDefense):
-    """A defense that sends each entry with probability ``share``, and zero in place of the others.
+    """A defense that sends each entry of the update with probability ``share``, and otherwise zero.
 
-    The draws are new in each round. Shokri and Shmatikov (2015, section 5) share a tenth of the
-    entries; Konečný et al. (2016, section 3) divide by ``share``, so that the mean is the update.
+    The draws are new in each round. Shokri and Shmatikov (2015, section 5) send a tenth of the
+    entries. Konečný et al. (2016, section 3) divide the sent entries by ``share``, so that their
+    expected value is the update.
 
     Attributes:
         share: the probability of each entry to be sent, in (0, 1].
@@ -52,7 +53,8 @@ class RandomSubset(UpdateDefense):
 
 @dataclass(frozen=True)
 class QSGD(UpdateDefense):
-    """A defense that rounds each entry at random to one of few multiples of its bucket's norm.
+    """A defense that rounds each entry at random to a multiple of 1/s of the norm of the entry's
+    bucket.
 
     A bucket v consists of ``bucket_size`` consecutive entries of the whole update; the last one is
     padded with zeros. It is sent as ``Q(v)_i = ‖v‖₂ sign(v_i) ξ_i / s``, with ξ_i drawn from the
@@ -75,7 +77,9 @@ class QSGD(UpdateDefense):
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update, entries rounded at random to multiples of ‖v‖ / s in a bucket v."""
+        """Return the update's tensors with each entry rounded at random to a multiple of ‖v‖ / s,
+        with v the entry's bucket.
+        """
         vector = ravel(update.delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)
         norms = padded.norm(dim=1, keepdim=True)
@@ -87,14 +91,14 @@ class QSGD(UpdateDefense):
 
 @dataclass(frozen=True)
 class SignSGD(UpdateDefense):
-    """A defense that sends the sign of each entry, times one size per tensor.
+    """A defense that sends the sign of each entry, multiplied by one number per tensor.
 
     For a tensor v of d entries ``‖v‖₁ / d · sign(v)`` is sent (Karimireddy et al. 2019, section 4),
     or ``step · sign(v)`` with a step that all clients share (Bernstein et al. 2018, algorithm 1).
 
     Attributes:
-        step: the size of every entry that is sent, > 0, or ``None`` for each tensor's mean
-            magnitude.
+        step: the magnitude of every sent entry, > 0; ``None`` for the mean magnitude of the entry's
+            tensor.
     """
 
     step: float | None = None
@@ -108,7 +112,9 @@ class SignSGD(UpdateDefense):
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the entries' signs times ``step`` or each tensor's mean magnitude; zeros stay."""
+        """Return the signs of the update's entries times ``step``, or times their tensor's mean
+        magnitude if ``step`` is ``None``. An entry of zero stays zero.
+        """
         return {
             name: value.sign() * (value.abs().mean() if self.step is None else self.step)
             for name, value in update.delta.items()

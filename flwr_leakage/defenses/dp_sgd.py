@@ -33,8 +33,9 @@ def clipped_mean_gradient(
     divisor: float | None = None,
 ) -> Params:
     """Return the mean of the samples' clipped gradients, (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖),
-    with gᵢ that of sample i alone (Abadi et al. 2016, algorithm 1, before the noise). It is zero
-    without samples. A gᵢ whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
+    with gᵢ the gradient of sample i alone (Abadi et al. 2016, algorithm 1, before the noise). The
+    mean of no samples is zero. A gᵢ whose norm is not finite counts as zero, unless ``max_norm`` is
+    infinite.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -50,7 +51,8 @@ def clipped_mean_gradient(
         part = batch[start : start + chunk_size]
         gradients = sample_gradients(gradient_map, params, part, buffers)
         norms = row_norms(gradients).clamp_min(torch.finfo(gradients.dtype).tiny)
-        if math.isfinite(max_norm):  # one sample must not turn the sum into NaN
+        # a sample whose gradient is not finite must not turn the sum into NaN
+        if math.isfinite(max_norm):
             finite = norms.isfinite()
             gradients, norms = gradients.where(finite[:, None], 0), norms.where(finite, 1)
         total += (max_norm / norms).clamp_max(1) @ gradients
@@ -75,13 +77,14 @@ def _check_all_samples(known: int, num_examples: int, what: str) -> None:
 
 @dataclass(frozen=True)
 class DPSGD(Defense):
-    """A defense that repeats the local training with clipped and noised gradients (DP-SGD).
+    """A defense that repeats the local training with clipped per-sample gradients and noise
+    (DP-SGD).
 
     Every step uses ``ḡ + (noise_multiplier · max_norm / B) · z`` in place of the gradient, with z ~
     N(0, I) and ḡ the mean of the samples' clipped gradients, see :func:`clipped_mean_gradient`
-    (Abadi et al. 2016, algorithm 1). As the update is computed anew, this defense must come before
-    those of a chain that change it. After MixUp or InstaHide, where a sample enters several
-    gradients, there is no guarantee for single samples.
+    (Abadi et al. 2016, algorithm 1). As the update is computed anew, this defense must come in a
+    chain before defenses that change the update. After MixUp or InstaHide, where a sample enters
+    several gradients, there is no guarantee for single samples.
 
     With the sampling ``in_order``, B is the size of the schedule's batches. With ``poisson``, each
     sample enters each step independently with the probability q = min(1, batch_size / n); B = q n,
@@ -94,7 +97,7 @@ class DPSGD(Defense):
             ≥ 0.
         delta: δ in (0, 1) of the reported guarantee, which should be below one over the client's
             number of samples; ``None`` to report none.
-        sampling: ``in_order`` or ``poisson``, whose ε needs Opacus.
+        sampling: ``in_order`` or ``poisson``; computing ε for ``poisson`` needs Opacus.
     """
 
     effect: ClassVar[str] = (
@@ -124,7 +127,7 @@ class DPSGD(Defense):
 
     @property
     def replaces_update(self) -> bool:
-        """Return true: the update is computed anew, with single gradients clipped."""
+        """Return true: the update is computed anew from the samples."""
         return True
 
     def epsilon(
@@ -143,10 +146,10 @@ class DPSGD(Defense):
         ``add-or-remove`` it is infinite: without its first sample, a client has other samples in
         every batch.
 
-        With ``poisson``, ε counts all steps, each with the sampling probability q. Its
-        ``add-or-remove`` compares a sample that is there with one whose gradient is left out, at
-        the same q and B, as Opacus does. A message that reveals n itself, such as Flower's
-        ``num-examples``, lies outside of this guarantee.
+        With ``poisson``, ε counts all steps, each with the sampling probability q. Then
+        ``add-or-remove`` compares training with the sample and training without the sample's
+        gradient, at the same q and B, as Opacus does. A message that reveals n itself, such as
+        Flower's ``num-examples``, lies outside of this guarantee.
 
         Args:
             schedule: the local training.
@@ -215,7 +218,9 @@ class DPSGD(Defense):
     def _steps(
         self, batch: Batch, schedule: LocalSchedule, randomness: Randomness
     ) -> Iterator[tuple[Batch, float]]:
-        """Yield the samples of each step, and the divisor B of the sum of their gradients."""
+        """Yield, for each step, its samples and the divisor B by which the sum of their gradients
+        is divided.
+        """
         if self.sampling == "in_order":
             for window in schedule.slices(len(batch)):
                 yield batch[window], window.stop - window.start

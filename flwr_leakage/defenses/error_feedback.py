@@ -1,4 +1,4 @@
-"""Add to a client's next update the part that a defense left out of the last one."""
+"""Add the part that a defense left out of a client's update to the client's next update."""
 
 from dataclasses import dataclass, replace
 
@@ -12,16 +12,17 @@ from flwr_leakage.records import LocalSchedule, Update
 
 @dataclass(frozen=True)
 class ErrorFeedback(Chain):
-    """A defense that applies others to the update plus the remainder of earlier rounds.
+    """A defense that applies other defenses to the sum of the update and a remainder of earlier
+    rounds.
 
-    The remainder is the part of earlier updates that the others left out. The client keeps it, see
-    ``with_error_feedback``. Without a remainder, as by ``on_update`` of this object alone, an
-    update is defended as in a client's first round. Of an update that the client withholds, nothing
-    is added later.
+    The remainder is the part of earlier updates that the other defenses left out. The client stores
+    it and passes it to ``with_error_feedback``. This object's own ``on_update`` has no remainder,
+    and defends every update as that of a first round. An update that the client withholds leaves no
+    remainder.
 
     Attributes:
         defenses: the other defenses in order, at least one, such as ``GradientPruning``. None may
-            recompute the update from the data, as it would drop the remainder.
+            recompute the update from the samples, as the remainder would then be lost.
     """
 
     def __post_init__(self) -> None:
@@ -34,11 +35,13 @@ class ErrorFeedback(Chain):
 
     @property
     def carries(self) -> bool:
-        """Return true: the client adds the left-out part of an update to later updates."""
+        """Return true: the client adds the part that was left out of an update to the next one."""
         return True
 
     def in_words(self) -> str:
-        """Return a clause on the effect of the defenses, which adds that the rest is sent later."""
+        """Return a clause on the effect of the other defenses, which also says that the remainder
+        is sent later.
+        """
         return f"{super().in_words()}; what is left out is added to the client’s next update"
 
     def epsilon(

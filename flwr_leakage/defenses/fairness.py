@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupProtection:
-    """The protection of the samples of one class, such as their recovery error: larger is safer.
+    """A summary of the protection of the samples of one class. Protection is a quantity such as the
+    recovery error, which is larger for a safer sample.
 
     Attributes:
         label: the class.
@@ -25,15 +26,17 @@ class GroupProtection:
 
 @dataclass(frozen=True)
 class ProtectionReport:
-    """The protection of samples and classes, by a quantity that is larger where a sample is safer.
+    """A summary of how well samples and classes are protected, by a quantity such as the recovery
+    error, which is larger for a safer sample.
 
     Attributes:
         worst_sample: the index of the sample that is protected least.
         worst: the protection of that sample.
-        worst_decile: the mean protection of the least protected tenth of the samples, at least one.
+        worst_decile: the mean protection of the least protected tenth of the samples, and of at
+            least one sample.
         mean: the mean protection of all samples.
-        evenness: worst / mean, in [0, 1]; 1 where all are protected alike.
-        by_class: the protection of each class that occurs, the least protected class first.
+        evenness: worst / mean, in [0, 1]; 1 if all samples are protected alike.
+        by_class: the protection of each class that occurs, sorted by ``worst``, the smallest first.
     """
 
     worst_sample: int

@@ -22,12 +22,13 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """Return a cutoff c (S,) for each sample, by which the noise energy ‖δ‖² is divided. A sample
-    gets noise along those singular directions of its Jacobian whose singular values lie below c;
-    see :meth:`SampleSpectra.energies`. With ``equal`` all samples get the same energy. With
-    ``max_min`` all have the same predicted recovery error; as an error grows with its energy, no
-    other division gives the worst-protected sample a larger one. ``energy`` is the total, in
-    squared units of the pseudo-gradient; c is in units of the singular values.
+    """Return the cutoffs c (S,), one per sample, that divide the noise energy ‖δ‖² among the
+    samples. A sample gets noise along those singular directions of its Jacobian whose singular
+    values lie below c; see :meth:`SampleSpectra.energies`. With ``equal`` all samples get the same
+    energy. With ``max_min`` all samples get the same predicted recovery error. As a sample's error
+    grows with its energy, no other division gives the worst-protected sample a larger error.
+    ``energy`` is the sum over samples, in squared units of the pseudo-gradient. c is in units of
+    the singular values.
     """
     count = len(spectra.exposures)
     if allotment == "equal" or energy == 0:
@@ -38,13 +39,13 @@ def allot_energy(
 def influence_noise(
     spectra: SampleSpectra, cutoffs: Float[Tensor, " S"], energy: float
 ) -> Float[Tensor, " P"]:
-    """Return noise (P,) along the samples' singular directions, with the squared norm ``energy``,
-    in units of the pseudo-gradient.
+    """Return noise (P,) along the samples' singular directions, in units of the pseudo-gradient.
+    Its squared norm is ``energy``.
 
-    Let A_i be the derivative of the pseudo-gradient by sample i. Noise along a left singular vector
-    of A_i with the singular value σ moves the reconstruction by 1/σ times the noise's length (Zhang
-    et al. 2023, section 5.1). So directions of small σ hide most, up to the prior's own
-    uncertainty. ``cutoffs`` (S,) are the samples' cutoffs, see :func:`allot_energy`.
+    Let A_i be the derivative of the pseudo-gradient by sample i. Noise of length ℓ along a left
+    singular vector of A_i with the singular value σ moves the reconstruction by ℓ/σ (Zhang et al.
+    2023, section 5.1). So noise along directions of small σ hides most, up to the uncertainty of
+    the attacker's prior. ``cutoffs`` (S,) are the samples' cutoffs, see :func:`allot_energy`.
     """
     noise = spectra.draw_noise(cutoffs).sum(0)
     return noise * (math.sqrt(energy) / noise.norm().clamp_min(1e-30))
@@ -65,7 +66,8 @@ class InfluenceNoise(Defense):
             maximises the recovery error of the worst-protected sample.
         prior_std: the standard deviation τ > 0 of an attacker's prior for each pixel, in model
             input units; 1 for standardised inputs.
-        max_samples: the number of samples that are protected, the first ones of the round, ≥ 1.
+        max_samples: the largest number of samples that are protected, the first ones of the round,
+            ≥ 1.
         num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 

@@ -41,8 +41,9 @@ def flip_signs(
 
 
 def _flip_in_place(inputs: Tensor, randomness: Randomness) -> Tensor:
-    # Each random byte gives eight signs, and chunks fit a cache. A number drawn for every entry of
-    # an epoch would cost more than a tenth of the training of a small network.
+    # Each random byte gives eight signs, and a chunk fits into the processor's cache. Drawing a
+    # random number for every entry would add more than a tenth to the training time of a small
+    # network.
     signs_of_byte = _SIGNS_OF_BYTE.to(inputs)
     for chunk in inputs.split(_CHUNK):
         count = -(-chunk.numel() // 8)
@@ -58,9 +59,9 @@ def instahide_batch(
     public: Float[Tensor, "M C H W"] | None = None,
 ) -> Batch:
     """Return the mixtures of n private samples before signs are flipped (Huang et al. 2020, alg.
-    2): inputs x̃ = Σⱼ λⱼ xⱼ, and targets (B, K) mixed from the private samples only, with
-    coefficients scaled to sum to one. In ``mixing``, the index n + m is that of ``public`` image m,
-    in model input units.
+    2): inputs x̃ = Σⱼ λⱼ xⱼ with the coefficients λ of ``mixing``, and targets (B, K). Targets are
+    mixed from the private samples only, whose coefficients are scaled to sum to one. The index n +
+    m in ``mixing`` is that of image m of ``public``, in model input units.
     """
     inputs = batch.inputs
     targets = soft_targets(batch.targets, num_classes, inputs.dtype)
@@ -76,7 +77,8 @@ def load_public_images(
     mean: tuple[float, ...] | list[float] = (0.0,),
     std: tuple[float, ...] | list[float] = (1.0,),
 ) -> Float[Tensor, "M C H W"]:
-    """Return the public images for InstaHide in an ``npz`` file, as model inputs (M, C, H, W).
+    """Return the images of an ``npz`` file as model inputs (M, C, H, W), as InstaHide's public
+    images.
 
     Args:
         path: the path of a file with an array ``images`` of uint8, (M, H, W) or (M, H, W, C).
@@ -107,11 +109,12 @@ class InstaHide(Defense):
     The draws are fresh for every batch; see :func:`instahide_batch` and :func:`flip_signs`.
 
     Attributes:
-        k: the number of images in each mixture, ≥ 1; with public partners ≥ 3, two of them private.
+        k: the number of images in each mixture, ≥ 1; with ``inter`` at least 3, of which two are
+            private.
         partners: ``intra`` to mix private images only; ``inter`` to mix two private images and k −
             2 of the public set.
         max_coefficient: the largest coefficient that an image may have in a mixture, in (1 / k, 1].
-        random_signs: whether the sign of every entry is random.
+        random_signs: whether every entry of a mixture gets a random sign.
         public: (M, C, H, W) public images in the model's input space, for ``inter``.
     """
 
@@ -147,7 +150,7 @@ class InstaHide(Defense):
 
     @property
     def flips_signs(self) -> bool:
-        """Return whether signs are flipped, which is the setting ``random_signs``."""
+        """Return whether signs are flipped: the setting ``random_signs``."""
         return self.random_signs
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
@@ -164,8 +167,8 @@ class InstaHide(Defense):
             )
 
     def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
-        """Return random partners and coefficients for each of B samples; indices from B on are
-        public images.
+        """Return random partners and coefficients for each of B = ``num_samples`` samples. Indices
+        from B on belong to public images.
         """
         indices = draw_indices(num_samples, self.num_private, randomness)
         if self.partners == "inter":
@@ -179,8 +182,9 @@ class InstaHide(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W (n, n) of the mixtures W · samples before signs are flipped, or (n, n
-        + M) with M public images; ``None`` if a mixture has a single image.
+        """Return the matrix W (n, n) of the mixtures W · samples before signs are flipped. With M
+        public images, W is (n, n + M), and its last columns are theirs. ``None`` is returned if a
+        mixture has a single image.
         """
         if self.k == 1:
             return None
@@ -188,8 +192,8 @@ class InstaHide(Defense):
         return self.draw_mixing(num_samples, randomness).matrix(columns)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Return mixtures with random signs; their targets are probabilities (B, K), or stay as
-        they are if a mixture has a single image.
+        """Return mixtures of the batch's images with random signs. Their targets are class
+        probabilities (B, K); if a mixture has a single image, targets stay as they are.
         """
         if self.k == 1:
             inputs, targets = batch.inputs.clone(), batch.targets

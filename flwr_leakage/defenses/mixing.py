@@ -25,7 +25,9 @@ class Mixing:
     coefficients: Float[Tensor, "B k"]
 
     def matrix(self, num_samples: int) -> Float[Tensor, "B n"]:
-        """Return the mixing as a matrix W (B, n), so that the encodings are W · samples."""
+        """Return the matrix W (B, n) with which the encodings are W · samples, for n =
+        ``num_samples``.
+        """
         weights = torch.zeros(len(self.indices), num_samples, dtype=self.coefficients.dtype).to(
             self.coefficients.device
         )
@@ -43,11 +45,12 @@ def check_mixing(k: int, max_coefficient: float) -> None:
 
 
 def draw_indices(num_samples: int, k: int, randomness: Randomness) -> Int[Tensor, "B k"]:
-    """Return random partners for each sample, so that every sample is used exactly k times.
+    """Return random partners for each of B samples, so that every sample is in exactly k rows.
 
     Row i of the result (B, k) holds the index of sample i and those of its k − 1 partners. The
-    samples are put on a circle in random order, and each is mixed with those at the same k − 1
-    random distances from it: unlike in Huang et al. (2020, algorithm 2), never with itself.
+    samples are put on a circle in random order. Each sample is mixed with those at k − 1 random
+    distances from it, which are equal for all samples. So no sample is mixed with itself, unlike in
+    Huang et al. (2020, algorithm 2).
 
     Raises:
         ValueError: there are fewer than k samples.
@@ -69,13 +72,14 @@ def draw_coefficients(
 ) -> Float[Tensor, "B k"]:
     """Return coefficients (B, k) drawn uniformly from the simplex, none above ``max_coefficient``.
 
-    Huang et al. (2021, section 5.1) bound it by 0.65. Rows that exceed the bound are drawn again;
-    after 64 attempts, they are moved towards 1 / k. For k = 1 the coefficient is one.
+    Huang et al. (2021, section 5.1) use the bound 0.65. Rows with a larger coefficient are drawn
+    again. After 64 attempts, the coefficients of such a row are moved towards 1 / k until they keep
+    the bound. For k = 1 the coefficient is one.
     """
     if k == 1:
         return torch.ones(num_samples, 1)
-    # A call costs more than its numbers. So twice as many rows as needed are drawn at once; mostly
-    # enough of them keep the bound.
+    # Most of the time of a draw does not depend on its size. So each attempt draws twice as many
+    # rows as there are samples, of which mostly enough have no coefficient above the bound.
     kept: list[Tensor] = []
     missing = num_samples
     for _ in range(_MAX_REDRAWS):
@@ -96,7 +100,9 @@ def _simplex(num_samples: int, k: int, randomness: Randomness) -> Tensor:
 
 
 def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Randomness) -> Mixing:
-    """Return a random mixing: k samples in each encoding, coefficients ≤ ``max_coefficient``."""
+    """Return a random mixing with k samples in each encoding and coefficients ≤
+    ``max_coefficient``.
+    """
     return Mixing(
         draw_indices(num_samples, k, randomness),
         draw_coefficients(num_samples, k, max_coefficient, randomness),

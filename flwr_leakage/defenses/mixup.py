@@ -43,7 +43,9 @@ class MixUp(Defense):
         check_mixing(self.k, self.max_coefficient)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise ``ValueError`` if fewer samples are encoded at once than one mean takes."""
+        """Raise ``ValueError`` if ``num_examples``, the samples that are mixed at once, are fewer
+        than k.
+        """
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.k:
             raise ValueError(
@@ -58,16 +60,16 @@ class MixUp(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W (n, n) of the encodings W · samples; ``None`` if a mean is of a
-        single sample.
+        """Return the matrix W (n, n) of the means W · samples; ``None`` if k = 1, so that nothing
+        is mixed.
         """
         if self.k == 1:
             return None
         return self.draw_mixing(num_samples, randomness).matrix(num_samples)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Return weighted means of samples; their targets are probabilities (B, K), or stay as they
-        are if a mean is of a single sample.
+        """Return weighted means of the batch's samples. Their targets are class probabilities (B,
+        K); for k = 1 the batch stays as it is.
         """
         if self.k == 1:
             return batch

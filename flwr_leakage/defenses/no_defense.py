@@ -1,4 +1,4 @@
-"""Change nothing: the baseline that defended runs are compared with."""
+"""Change nothing, as the baseline with which defended runs are compared."""
 
 from dataclasses import dataclass
 from typing import ClassVar

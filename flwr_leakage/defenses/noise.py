@@ -18,8 +18,8 @@ from flwr_leakage.values import require, require_option
 def add_gaussian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Return tensors with ``noise_std · z``, z ~ N(0, 1), added to each entry (Zhu, Liu, Han 2019,
-    section 5).
+    """Return the tensors of ``delta`` with ``noise_std · z``, z ~ N(0, 1), added to each entry
+    (Zhu, Liu, Han 2019, section 5).
     """
     return {
         name: _add(value, noise_std, randomness.normal(value.shape, value.dtype))
@@ -30,9 +30,9 @@ def add_gaussian_noise(
 def add_laplacian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Return tensors with independent Laplacian noise added to each entry (Zhu, Liu, Han 2019,
-    section 5), of density ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``. So ``noise_std`` is
-    its standard deviation, as for Gaussian noise of equal energy.
+    """Return the tensors of ``delta`` with independent Laplacian noise added to each entry (Zhu,
+    Liu, Han 2019, section 5). The noise z has the density ``exp(−|z| / b) / 2b`` with ``b =
+    noise_std / √2``, so that its standard deviation is ``noise_std``.
     """
     scale = noise_std / math.sqrt(2)
     return {
@@ -42,7 +42,9 @@ def add_laplacian_noise(
 
 
 def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
-    """Return ``value + scale · draws`` in the dtype of ``value``; the draws may be more precise."""
+    """Return ``value + scale · draws``, rounded to the dtype of ``value`` if ``draws`` have a more
+    precise one.
+    """
     return (value + scale * draws.to(value.device)).to(value.dtype)
 
 
@@ -62,7 +64,9 @@ class _Noise(UpdateDefense):
         require_option(self, "relative_to", NoiseUnit)
 
     def std_of(self, update: Update) -> float:
-        """Return the standard deviation of the noise on an update, in the update's own units."""
+        """Return the standard deviation of the noise that is added to an update, in units of
+        ``update.delta``.
+        """
         return update_units(self.noise_std, update, self.relative_to)
 
 

@@ -1,8 +1,8 @@
 """Apply the privacy filters of NVIDIA FLARE, with the settings that it ships.
 
-Both filters act on ``Δ / T``, the mean update of one of T local steps. They are written after the
-behaviour of ``nvflare/app_common/filters`` in version 2.8.1. Tensors of a single number are sent
-unchanged.
+Both filters act on ``Δ / T``, the mean change per step of an update Δ after T local steps. The
+classes reproduce the behaviour of ``nvflare/app_common/filters`` in version 2.8.1. Tensors without
+axes, which are a single number, are sent unchanged.
 """
 
 import math
@@ -35,8 +35,9 @@ class PercentilePrivacy(UpdateDefense):
     """A defense that sets the smallest entries of an update Δ to zero, and clips the others.
 
     Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of ``Δ /
-    T`` of magnitude below c become zero, all others are clipped to [−γ, γ]: NVIDIA FLARE's reading
-    of "largest percentile to share" of Shokri and Shmatikov (2015). It gives no guarantee.
+    T`` with a magnitude below c become zero, all others are clipped to [−γ, γ]. So NVIDIA FLARE
+    interprets the "largest percentile to share" of Shokri and Shmatikov (2015). There is no
+    guarantee of privacy.
 
     Attributes:
         percentile: the percentile in [0, 100]; 10 sets a tenth of the entries to zero, not all but
@@ -76,23 +77,21 @@ class SVTPrivacy(UpdateDefense):
     """A defense that sends a random share of the entries, clipped and with Laplacian noise.
 
     It follows the sparse vector technique. Let Δ be the update of P entries after T local steps.
-    ``c = ⌈fraction · P⌉`` entries are drawn, with replacement, from those whose
-    ``min(|Δ_i| / T, γ) + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with
-    ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q = ε − ε_t``. They are sent as T times
-    ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as zero. Lap(b) is a Laplacian
-    number of scale b.
+    ``c = ⌈fraction · P⌉`` entries are drawn, with replacement, from those whose ``min(|Δ_i| / T, γ)
+    + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q = ε −
+    ε_t``. The drawn entries are sent as T times ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and
+    all others as zero. Lap(b) is a Laplacian number of scale b.
 
-    By the filter's own accounting, an update spends ``ε + c · noise_var``: 620 for 62,006 entries,
-    which is no guarantee in practice. Samples are hidden by the clip at γ, which lies far below the
-    noise's scale, 20 γ by default.
+    By the filter's own accounting, one update costs an ε of ``ε + c · noise_var``, by default 620
+    for 62,006 entries, which is no guarantee in practice. What hides samples is that γ, to which
+    entries are clipped, is far below the scale of the noise, by default 20 γ.
 
     Attributes:
         fraction: the share of entries that is sent, in (0, 1].
-        epsilon_of_selection: ε > 0 of the choice of entries, which the filter itself calls
-            ``epsilon``.
+        epsilon_of_selection: ε > 0 of the choice of entries; the filter's argument ``epsilon``.
         noise_var: the divisor of 2γ that gives the scale of the noise, > 0; it is no variance.
         gamma: the largest magnitude γ > 0 of an entry of one step's update.
-        tau: the threshold τ of the choice, before noise is added to it.
+        tau: the threshold τ of the choice, to which noise is added.
     """
 
     fraction: float = 0.1
@@ -116,7 +115,7 @@ class SVTPrivacy(UpdateDefense):
         """Return the update's tensors: drawn entries clipped and noised, and zeros elsewhere."""
 
         def change(vector: Tensor) -> Tensor:
-            # A value that is no number would be drawn for ever without passing the threshold.
+            # NaN is replaced by 0: it never passes the threshold, so that drawing might not end.
             clipped = vector.double().nan_to_num(0.0).clamp(-self.gamma, self.gamma)
 
             def noise(count: int, scale: float) -> Tensor:

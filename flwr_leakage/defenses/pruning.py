@@ -15,17 +15,19 @@ from flwr_leakage.records import Update
 
 
 def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
-    # Rounding first keeps 0.29 · 100 from flooring to 28.
+    # In floating point 0.29 · 100 lies below 29. Rounding first makes the floor 29, not 28.
     dropped = math.floor(round(prune_ratio * vector.numel(), 6))
     if not dropped:
         return vector.clone()
-    # A selection in NumPy takes a third to a half of topk's time, and torch.quantile fails above
-    # 2²⁴ entries. NaN counts as the largest, as it does there.
+    # NumPy's partition takes a third to a half of the time of torch.topk, and torch.quantile fails
+    # above 2²⁴ entries. NaN counts as the largest magnitude, as it does in torch.topk.
     magnitudes = vector.abs().to("cpu", torch.promote_types(vector.dtype, torch.float32))
     threshold = float(np.partition(magnitudes.numpy(), dropped - 1)[dropped - 1])
     kept = ~(magnitudes <= threshold)
     missing = len(vector) - dropped - int(kept.sum())
-    if missing:  # Ties at the threshold: the first ones stay, so that the number is exact.
+    # Of several entries equal to the threshold, the first ones are kept, so that exactly the asked
+    # number is pruned.
+    if missing:
         kept[(magnitudes == threshold).nonzero()[:missing, 0]] = True
     return torch.where(kept.to(vector.device), vector, 0.0)
 
@@ -33,15 +35,16 @@ def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
 def prune_update(
     delta: Mapping[str, Tensor], prune_ratio: float, per_layer: bool = False
 ) -> Params:
-    """Return the update with its ``floor(prune_ratio · n)`` entries of least magnitude set to zero,
-    of n entries, as new tensors.
+    """Return new tensors, with the ``floor(prune_ratio · n)`` entries of least magnitude of an
+    update's n entries set to zero.
 
-    Zhu, Liu, Han (2019, section 5) propose it against gradient inversion; Huang et al. (2021,
+    Zhu, Liu, Han (2019, section 5) propose pruning against gradient inversion; Huang et al. (2021,
     section 3.1) evaluate ratios from 0.5 to 0.999. ``prune_ratio`` lies in [0, 1), and at least one
-    entry is kept. With ``per_layer`` each tensor is pruned by itself, else all together.
+    entry is kept. With ``per_layer`` each tensor is pruned by itself; otherwise the n entries are
+    those of all tensors together.
 
     Raises:
-        ValueError: ``prune_ratio`` is out of range.
+        ValueError: ``prune_ratio`` lies outside of [0, 1).
 
     Example:
         >>> prune_update({"w": torch.tensor([3.0, -1.0]), "b": torch.tensor([-2.0])}, 0.4)

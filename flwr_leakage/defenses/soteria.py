@@ -1,4 +1,6 @@
-"""Hide the representation, the last layer's input, that this layer's gradient reveals (Soteria)."""
+"""Hide the representation, the input of the last linear layer, which this layer's gradient reveals
+(Soteria).
+"""
 
 import math
 from collections.abc import Mapping
@@ -37,9 +39,10 @@ def representation_sensitivity(
     buffers: Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
 ) -> Float[Tensor, " F"]:
-    """Return ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of a linear layer's input r, summed over samples x.
-    Entries of smallest sensitivity hide most: a perturbation of rₖ moves a reconstruction by about
-    the sensitivity's inverse (Sun et al. 2021, section 4.2).
+    """Return the sensitivity (F,) of each entry k of a linear layer's input r, Σ_x ‖∂rₖ/∂x‖₂ / |rₖ|
+    over the samples x. Perturbing the entry rₖ moves a reconstruction by about the inverse of its
+    sensitivity (Sun et al. 2021, section 4.2). So perturbing entries of small sensitivity hides
+    most.
 
     Args:
         gradient_map: the model's gradient map, whose BatchNorm must not use batch statistics.
@@ -67,8 +70,8 @@ def representation_sensitivity(
                 rows = F.one_hot(entries, len(value)).to(value)
                 (jacobian,) = torch.func.vmap(pullback)(rows)
                 norms.append(jacobian.flatten(1).norm(dim=1))
-            # Entries that are zero (behind a ReLU) release nothing: they are never the ones to
-            # hide, and their sensitivity is infinite.
+            # An entry that is zero, as after a ReLU, reveals nothing. Division by zero makes its
+            # sensitivity infinite, so that it is never chosen for pruning.
             total = total + torch.cat(norms) / value.abs()
     finally:
         handle.remove()
@@ -76,8 +79,8 @@ def representation_sensitivity(
 
 
 def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) -> Bool[Tensor, " F"]:
-    """Return a mask that is false at the ``floor(prune_ratio · F)`` entries of least sensitivity,
-    with ``prune_ratio`` in [0, 1).
+    """Return a mask (F,) that is false at the ``floor(prune_ratio · F)`` entries of least
+    sensitivity, with ``prune_ratio`` in [0, 1), and true elsewhere.
     """
     dropped = math.floor(round(prune_ratio * len(sensitivity), 6))
     mask = torch.ones(len(sensitivity), dtype=torch.bool)
@@ -116,7 +119,7 @@ class Soteria(Defense):
         require(self, "be at least 1", "max_samples")
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise ``ValueError`` unless the model has the linear layer."""
+        """Raise ``ValueError`` if the model has no linear layer named ``layer``, or none at all."""
         super().validate(gradient_map, spec, num_examples)
         self._layer_and_weight(gradient_map.model)
 
@@ -130,9 +133,9 @@ class Soteria(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Return the update with the columns of the layer's weight zeroed that reveal most.
+        """Return the update with those columns of the layer's weight set to zero that are pruned.
 
-        They belong to the representation's entries of least sensitivity, see
+        These columns belong to the representation's entries of least sensitivity, see
         :func:`representation_sensitivity`.
         """
         check_update(update)

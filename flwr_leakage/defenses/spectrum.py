@@ -2,9 +2,9 @@
 
 For sample i with N input entries, let A_i = ∂g/∂x_i ∈ R^{P×N} be the derivative of the
 pseudo-gradient g = −Δ/learning_rate with P entries, and σ its singular values. Consider an attacker
-with a Gaussian prior of standard deviation τ for every pixel, who sees g plus independent noise of
-variance e(σ) along each left singular vector, and who knows all but sample i. The expected squared
-error of the attacker's best reconstruction is
+who knows all samples but sample i, for which he has a Gaussian prior of standard deviation τ for
+every pixel. He sees g plus independent noise of variance e(σ) along each left singular vector of
+A_i. The expected squared error of the attacker's best reconstruction is
 
     Σ_σ τ² e(σ) / (e(σ) + τ² σ²)                                                     (1)
 
@@ -38,23 +38,23 @@ def sample_jacobian(
     statistics are held constant at the batch's own.
     """
     samples = local_round.samples(schedule)[:max_samples]
-    # Samples that no step touches, of weight zero, do not show in the update at all.
+    # A sample that no local step uses has the weight zero, and does not affect the update.
     return samples.jacobian(), samples.weights
 
 
 @dataclass(frozen=True)
 class SampleSpectra:
-    """Estimated singular values of the Jacobians of S samples, from one Lanczos run.
+    """Estimates of the singular values of S samples' Jacobians, from one Lanczos run.
 
-    A_i = ∂g/∂x_i is the derivative of the update's pseudo-gradient g by sample i of N entries; the
-    run is on A_iᵀA_i from a Gaussian vector.
+    A_i = ∂g/∂x_i is the derivative of the update's pseudo-gradient g by sample i of N entries. The
+    Lanczos run is on A_iᵀA_i, and starts from a Gaussian vector.
 
     Attributes:
         operator: the operator of the Jacobians ∂g_i/∂x_i of the samples' own gradients g_i.
-        exposures: (S,) the weights of the samples in the update: A_i is weight times ∂g_i/∂x_i.
+        exposures: (S,) the samples' weights wᵢ in the update, with A_i = wᵢ ∂g_i/∂x_i.
         singular_values: (S, k) the nodes σⱼ of a Gauss quadrature over the singular values of A_i.
-        node_weights: (S, k) the weights wⱼ of the nodes, whose rows sum to one. N Σⱼ wⱼ f(σⱼ)
-            estimates the sum of f(σ) over all singular values.
+        node_weights: (S, k) the weights vⱼ of the nodes, which sum to one in each row. N Σⱼ vⱼ
+            f(σⱼ) estimates the sum of f(σ) over all singular values.
         prior_std: the standard deviation τ of an attacker's prior for each pixel, in model input
             units.
     """
@@ -98,7 +98,7 @@ class SampleSpectra:
     def trace(self, values: Float[Tensor, "S k"]) -> Float[Tensor, " S"]:
         """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ.
 
-        ``values`` are f at the nodes ``singular_values``.
+        ``values`` (S, k) are the values of the function f at the nodes ``singular_values``.
         """
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
@@ -121,8 +121,8 @@ class SampleSpectra:
         return self.rmse(self.trace(posterior_variance(self.singular_values**2, energy, tau**2)))
 
     def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
-        """Return the noise variance e(σ) = τ² σ (c − σ)₊ at each node σ, for a cutoff c per sample,
-        in units of the singular values.
+        """Return the noise variance e(σ) = τ² σ (c − σ)₊ at each node σ of each sample, (S, k).
+        ``cutoffs`` are the samples' c, in units of the singular values.
 
         The nodes are estimated singular values of each sample's Jacobian, and τ is the standard
         deviation of the attacker's prior. Of all divisions of the energy Σ_σ e(σ), this one gives
@@ -182,26 +182,26 @@ class SampleSpectra:
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 
     def error_of_energy(self, energy: float, highest: float) -> float:
-        """Return the predicted RMSE of all samples, at most ``highest``, if the total noise
-        ``energy`` is divided so that all have the same. The energy is in squared units of the
-        pseudo-gradient.
+        """Return the predicted RMSE that all samples share, at most ``highest``, if the noise
+        ``energy`` is divided among them so that their errors are equal. The RMSE is in model input
+        units, the energy in squared units of the pseudo-gradient.
         """
-        from scipy.optimize import brentq  # the import takes most of a second
+        from scipy.optimize import brentq  # imported here, as that takes most of a second
 
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy
 
-        # An RMSE of τ itself would need infinite energy.
+        # An RMSE of τ, the standard deviation of the prior, would need infinite energy.
         highest = min(highest, self.prior_std * (1 - 1e-12))
         if excess(highest) <= 0:
             return highest
         return float(brentq(excess, 0.0, highest, xtol=1e-14 * highest, maxiter=1000))
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
-        """Return noise δ_i = A_i f(A_iᵀA_i) z_i (S, P) for each sample, with the mean variances of
-        :meth:`energies` at the given cutoffs. A_i is the derivative of the pseudo-gradient by
-        sample i, with singular values σ; f takes σ² to √e(σ) / σ; z_i is the Gaussian start of the
-        Lanczos run.
+        """Return the noise δ_i = A_i f(A_iᵀA_i) z_i of each sample i, (S, P). Its expected variance
+        along each singular vector is that of :meth:`energies` at the given cutoffs. A_i is the
+        derivative of the pseudo-gradient by sample i, with singular values σ; f takes σ² to √e(σ) /
+        σ; z_i is the Gaussian vector from which the Lanczos run started.
         """
         eigenvalues, vectors = self._lanczos.ritz()
         floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(_TINY)

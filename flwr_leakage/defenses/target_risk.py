@@ -1,4 +1,4 @@
-"""Choose the strength of noise or pruning by a target of the samples' risk."""
+"""Choose the least strength of noise or pruning that gives every sample a target recovery error."""
 
 import math
 import warnings
@@ -23,7 +23,8 @@ from flwr_leakage.values import require, require_option
 Mechanism = Literal["gaussian", "influence", "pruning"]
 
 PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-"""The pruning ratios among which the smallest one that meets the target is searched."""
+"""The pruning ratios that are tried, of which the smallest that meets the target is used. From 0.9
+on, each ratio keeps at most half as many entries as the one before."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RiskPlan:
         strength: the pruning ratio; or the standard deviation, in units of the pseudo-gradient, of
             isotropic noise with the energy of the noise that was added.
         predicted_rmse: (S,) the predicted RMSE of each sample's recovery, in model input units.
-        met: whether the smallest predicted error reaches the target.
+        met: whether the smallest of ``predicted_rmse`` reaches the target.
         delta: the defended ``update.delta``.
     """
 
@@ -55,8 +56,8 @@ def inversion_influence(
 
     The influence is ``‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N``, with a damping ε. A_i = w_i ∂g_i/∂x_i maps
     a change of sample i, with N input entries, to that of the pseudo-gradient, in which its
-    gradient g_i has the weight w_i. LSQR ends once its lower and upper bound agree to 5 %, or after
-    60 steps.
+    gradient g_i has the weight w_i. The iterative solver LSQR ends as soon as its lower and upper
+    bounds agree to 5 %, or after 60 steps.
 
     Args:
         local_round: the client's private data of the round.
@@ -75,7 +76,8 @@ def inversion_influence(
 
 @dataclass(frozen=True)
 class TargetRisk(Defense):
-    """A defense by the weakest noise or pruning that gives every sample a given recovery error.
+    """A defense that uses the weakest noise or pruning by which every sample has a given recovery
+    error.
 
     For noise, the error is that of an attacker with a Gaussian prior, equation (1) in
     ``defenses/spectrum.py``. The strength is found by bisection on the samples' estimated singular
@@ -85,16 +87,17 @@ class TargetRisk(Defense):
     error.
 
     Attributes:
-        target_rmse: the RMSE that the recovery of every sample is to have at least, ≥ 0, in model
-            input units: 1 is the standard deviation of standardised inputs.
+        target_rmse: the least RMSE that the recovery of every sample should have, ≥ 0, in model
+            input units. Standardised inputs have the standard deviation 1.
         mechanism: ``gaussian``, ``influence`` (see ``InfluenceNoise``) or ``pruning``.
         prior_std: the standard deviation τ > 0 of an attacker's prior for each pixel, in model
             input units; under noise no larger error than τ is predicted.
         max_noise_std: the largest allowed standard deviation of noise, > 0, in units of the
             pseudo-gradient.
-        relative_damping: for pruning, the damping ε of the I²F divided by the largest eigenvalue, >
-            0.
-        max_samples: the number of samples that count, the first ones of the round, ≥ 1.
+        relative_damping: for pruning, the damping ε of the I²F divided by the largest eigenvalue of
+            A_iᵀA_i, > 0.
+        max_samples: the largest number of samples whose error is predicted, the first ones of the
+            round, ≥ 1.
         num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 
@@ -118,7 +121,9 @@ class TargetRisk(Defense):
         require(self, "be at least 1", "max_samples", "num_steps")
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
-        """Return the least strength that reaches ``target_rmse``, and the defended update."""
+        """Return the least strength that reaches ``target_rmse``, or the largest allowed one if
+        none does, with the defended update.
+        """
         if self.mechanism == "pruning":
             return self._plan_pruning(update, local_round)
         spectra = SampleSpectra.measure(
@@ -155,7 +160,7 @@ class TargetRisk(Defense):
     def _plan_gaussian(
         self, update: Update, randomness: Randomness, spectra: SampleSpectra
     ) -> RiskPlan:
-        from scipy.optimize import brentq  # the import takes most of a second
+        from scipy.optimize import brentq  # imported here, as that takes most of a second
 
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())
@@ -169,7 +174,8 @@ class TargetRisk(Defense):
                 math.log(std),
                 xtol=1e-12,
             )
-            std = min(std, math.exp(level + 1e-11))  # this end of the bracket meets the target
+            # take slightly more noise than the root, so that the target is met
+            std = min(std, math.exp(level + 1e-11))
         elif met:
             std = weakest
         delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, randomness)

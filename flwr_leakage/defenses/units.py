@@ -1,7 +1,7 @@
 """Convert a defense's strength from the unit in which it is given to the unit of the update.
 
-A client sends ``Δ = θ_local − θ_t``. Papers state noise and clipping for the gradient, which one
-plain SGD step scales by the learning rate: ``g = −Δ / learning_rate``.
+A client sends ``Δ = θ_local − θ_t``. Papers state noise and clipping in units of the gradient g.
+After one plain SGD step it is ``g = −Δ / learning_rate``.
 """
 
 import math
@@ -18,11 +18,11 @@ def update_units(strength: float, update: Update, relative_to: NoiseUnit) -> flo
     """Return a standard deviation, or a norm, in the units of the update Δ (``update.delta``).
 
     Args:
-        strength: a standard deviation, or a norm where the unit is not ``norm``.
+        strength: a standard deviation, or a norm; a norm excludes the unit ``norm``.
         update: the update that is defended.
-        relative_to: the unit of ``strength``: ``gradient`` for that of the pseudo-gradient
-            ``−Δ / learning_rate``; ``update`` for that of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the
-            number of entries, so that noise of strength 1 is expected to be as long as the update.
+        relative_to: the unit of ``strength``: ``gradient`` for that of the pseudo-gradient ``−Δ /
+            learning_rate``; ``update`` for that of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the number
+            of entries, so that noise of strength 1 is expected to be as long as the update.
     """
     if relative_to == "gradient":
         return strength * update.schedule.learning_rate

@@ -9,19 +9,19 @@ NAMES = (
     "accuracy", "acc", "test_accuracy", "test_acc", "eval_accuracy", "eval_acc", "val_accuracy",
     "val_acc", "accuracy_top1", "top1",
 )  # fmt: skip
-"""Names under which apps report an accuracy, the most certain first; case and hyphens do not
-count."""
+"""Names under which apps report an accuracy. If several metrics have such a name, the first name in
+this order counts. Upper case and hyphens make no difference."""
 
 MAX_NAMES = 100
-"""The number of characters that are recorded of the names of metrics if none is an accuracy."""
+"""The largest number of characters of metrics' names that a record's note quotes."""
 
 
 def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
     """Return the accuracy among an evaluation's metrics as (its name, its value), or None.
 
     The accuracy is the metric with a usual name, such as ``test_accuracy``, or else the only metric
-    whose name holds ``acc``. It is a share of 1: values outside of [0, 1] are ignored, as nothing
-    tells whether 1.0 would then mean one or one hundred percent.
+    whose name contains ``acc``. It is read as a share in [0, 1]. Other values are ignored: if
+    percentages counted, 1.0 could mean 1 % or 100 %.
 
     Example:
         >>> accuracy_of({"eval_loss": 0.7, "eval_acc": 0.5, "num-examples": 9})
@@ -48,9 +48,9 @@ def tell_accuracy(
 ) -> None:
     """Record the accuracy that an app's own evaluation reports, or that it reports none.
 
-    It is recorded under the name ``test_accuracy``. Where no metric is an accuracy, the names of
-    the metrics are recorded in its place; where there are no metrics, nothing is. ``source`` is the
-    side that evaluated, in words, such as ``the server’s evaluation``.
+    The accuracy is recorded under the name ``test_accuracy``. If no metric is an accuracy, the
+    record has no value, and its note lists the metrics' names. Without metrics, nothing is
+    recorded. ``source`` is the side that evaluated, in words, such as ``the server’s evaluation``.
     """
     if found := accuracy_of(metrics):
         name = plain_text(found[0], MAX_NAMES)

@@ -23,11 +23,11 @@ _PLAIN = {
     torch.float16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
-"""The types of floating-point and whole numbers that NumPy has, too; it lacks bfloat16."""
+"""The types of numbers that torch and NumPy have in common; bfloat16 is none of them."""
 
 
 class MalformedArraysError(ValueError):
-    """The error for arrays that do not fit the model by their names, shapes or values."""
+    """The error for arrays whose names, shapes, types or values do not fit the model."""
 
 
 class NotFiniteError(MalformedArraysError):
@@ -35,9 +35,10 @@ class NotFiniteError(MalformedArraysError):
 
 
 def diverged(error: NotFiniteError) -> str:
-    """Return a sentence which says that the model which the strategy sends is not finite.
+    """Return a sentence for the log: the strategy sends a model with NaN or infinite entries.
 
-    ``error`` names the array that is not finite. No client is to blame, as the server sent it.
+    ``error`` names the array with such entries. The sentence blames no client, as the server sent
+    the array.
     """
     return f"nothing is observed: the model that the strategy sends has diverged ({error})"
 
@@ -45,8 +46,9 @@ def diverged(error: NotFiniteError) -> str:
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
     """Return copies of the parameters and the buffers, by name, that an ``ArrayRecord`` holds.
 
-    Its names are those of the model's ``state_dict``. Buffers are cast to the model's own dtype, as
-    averaging turns integer counters into floats. All tensors are put on the model's device.
+    The arrays must have the names of the model's ``state_dict``. Buffers are cast to the dtypes
+    that they have in the model, as averaging turns integer counters into floats. All tensors are
+    put on the model's device.
 
     Raises:
         MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
@@ -73,7 +75,8 @@ def read_reply(
     _check_names(arrays, expected)
     raw = {name: _read(name, arrays[name], like) for name, like in expected.items()}
     narrow = tuple(name for name, like in expected.items() if _is_narrow(raw[name], like))
-    # The model's device is used, as a client's training and update may be on another.
+    # The tensors are moved to the model's device, which may differ from that of the client's
+    # training.
     state = {name: raw[name].to(like.device, like.dtype) for name, like in expected.items()}
     return (
         {name: state[name] for name in params},
@@ -85,9 +88,10 @@ def read_reply(
 def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the names of a reply's arrays that are less precise than those that were sent.
 
-    An array is less precise if it has numbers of fewer bits. Names and shapes must be those of the
-    arrays in ``sent``. This is for arrays that belong to no known model. A row of bytes (``uint8``,
-    one axis) may have any length: strategies use it for objects that are no tensors, such as trees.
+    An array is less precise if its numbers have fewer bits. Names and shapes must be those of the
+    arrays in ``sent``. The function serves if the server knows no model to which the arrays belong.
+    A row of bytes (``uint8``, one axis) may have any length: strategies use it for objects that are
+    no tensors, such as trees.
 
     Raises:
         MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
@@ -104,7 +108,9 @@ def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[
 
 
 class Expected:
-    """The names, shapes and types of a model's arrays, to check replies against in all rounds."""
+    """The names, shapes and types of a model's arrays, with which the arrays of replies are
+    compared.
+    """
 
     def __init__(self, gradient_map: GradientMap) -> None:
         self.params, self.buffers = gradient_map.params, gradient_map.buffers
@@ -115,7 +121,9 @@ class Expected:
             self._plain.setdefault(like.dtype, []).append(entry)
 
     def misfit(self, names: Sequence[str]) -> str:
-        """Return in words why arrays of these names are not the model's; empty if they are."""
+        """Return a text on why ``names`` are not the names of the model's arrays; empty if they
+        are.
+        """
         try:
             _check_names(names, {**self.params, **self.buffers})
         except MalformedArraysError as error:
@@ -138,8 +146,8 @@ class Expected:
         """Check arrays as :func:`read_reply` does, and return the names of the less precise ones.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in place of floating
-        ones. The method is faster where all arrays have the model's own format, as it makes no
-        tensors then.
+        ones. If all arrays have the model's own format, the method makes no tensors, and is faster
+        than :meth:`read`.
 
         Raises:
             MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or
@@ -157,12 +165,12 @@ class Expected:
     def _is_finite(
         dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
     ) -> bool:
-        """Return whether the arrays of one dtype came as expected, and hold finite entries only.
+        """Return whether the arrays of one dtype have the expected format, and only finite entries.
 
-        Each must have the header that ``np.save`` writes for the shape and the dtype of the model's
-        tensor of this name. The result is false for a dtype that NumPy lacks, such as bfloat16.
-        ``plain`` holds the expected names, shapes and headers, and ``arrays`` the arrays that came,
-        by name.
+        Each array must begin with the header that ``np.save`` writes for the shape and dtype of the
+        model's tensor of this name. The result is false for a dtype that NumPy lacks, such as
+        bfloat16. ``plain`` holds the expected names, shapes and headers, and ``arrays`` the arrays
+        that came, by name.
         """
         if dtype not in _PLAIN:
             return False
@@ -195,7 +203,9 @@ class _Plain:
 
 
 def tensors_of(arrays: Mapping[str, Array]) -> Params:
-    """Return arrays as tensors by name, without arrays that hold no numbers, such as texts."""
+    """Return the arrays as tensors by name; arrays that hold no numbers, such as texts, are left
+    out.
+    """
     values = {name: array.numpy() for name, array in arrays.items()}
     numbers = {name: each for name, each in values.items() if each.dtype.kind in "biufc"}
     return {name: torch.from_numpy(each) for name, each in numbers.items()}
@@ -204,7 +214,8 @@ def tensors_of(arrays: Mapping[str, Array]) -> Params:
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors whose values differ from the array of the same name.
 
-    A tensor without an array of its name is among them. Bytes are compared first, as that is fast.
+    The result includes tensors without an array of their name. Bytes are compared first, which is
+    faster than comparing numbers.
     """
     held = dict(arrays.items())
     return [
@@ -233,7 +244,7 @@ def unequal(
 ) -> list[str]:
     """Return those of ``names`` under which two collections of arrays hold different values.
 
-    A name that only one of the collections has is among them.
+    The result includes names that only one of the collections has.
     """
     if not names:
         return []
@@ -250,8 +261,8 @@ def _are_equal(left: Array | None, right: Array | None) -> bool:
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
     """Build an ``ArrayRecord`` of parameters and buffers, with the names and the order of ``like``.
 
-    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept. So a defense that
-    withholds the client's buffers sends back those that the server had sent.
+    Entries of ``like`` that are in neither ``params`` nor ``buffers`` stay as they are. So if a
+    defense withholds the client's buffers, the reply has the buffers that the server had sent.
     """
     state = {**params, **buffers}
     return ArrayRecord(
@@ -276,12 +287,13 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     _check_shape(name, array.shape, like)
     try:
         value = torch.tensor(_values(array, like))
-    except Exception as error:  # bytes of others fail in many ways: end of file, zip, memory
+    # a client's bytes may cause any error, such as a cut file or too large a size
+    except Exception as error:
         raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
-    _check_shape(name, value.shape, like)  # the bytes may hold another shape than is declared
+    _check_shape(name, value.shape, like)  # the shape in the bytes may differ from the declared one
     if value.is_complex() or value.dtype == torch.bool:
         raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
-    # A large float64 is infinite in float32.
+    # A finite float64 may become infinite in the model's dtype, such as float32.
     if not (_is_finite(value) and (value.dtype == like.dtype or _is_finite(value.to(like.dtype)))):
         finite = torch.isfinite(value) & torch.isfinite(value.to(like.dtype))
         count = finite.numel() - int(finite.sum())
@@ -290,15 +302,17 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Return whether all entries are finite. Their sum is checked first, in a third of the time."""
+    """Return whether all entries are finite. Their sum, which takes a third of the time, is checked
+    first: it is finite only if all entries are.
+    """
     total = float(value.sum(dtype=torch.float64))
     return math.isfinite(total) or bool(torch.isfinite(value).all())
 
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
-    """Return ``array.numpy()``, faster where the array has the dtype and shape of ``like``.
+    """Return ``array.numpy()``, in less time if the array has the dtype and shape of ``like``.
 
-    The array's header is then the one that ``np.save`` writes, and is not parsed.
+    Then the array begins with a known header, which need not be parsed.
     """
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize
@@ -319,7 +333,9 @@ def _header_of(like: Tensor) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the header that ``np.save`` writes before the entries of an array."""
+    """Return the bytes that ``np.save`` writes before the entries of an array of this dtype and
+    shape.
+    """
     buffer = io.BytesIO()
     fields = {"descr": _numpy(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, fields)

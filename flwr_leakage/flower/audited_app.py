@@ -40,17 +40,18 @@ def audit(
 ) -> ClientApp:
     """Return a ``ClientApp`` that works like ``app``, and audits each training that it runs.
 
-    The functions of ``app`` may be registered before or afterwards. Hooks capture the first
-    training of a client, then one training every ``replay_every`` rounds, and the next after a
-    change. A captured training is replayed from the received parameters, and the result is compared
-    with the update that is sent, after all mods. In other rounds only the start, the optimizer, its
-    settings, the number of steps and the end are looked at.
+    The functions of ``app`` may be registered before or afterwards. Hooks capture a client's first
+    training, then one training every ``replay_every`` rounds, and the training after one whose
+    settings changed. A captured training is replayed from the received parameters, and the result
+    is compared with the update that is sent, after all mods. In other rounds only the parameters at
+    the start and the end, the optimizer, its settings and the number of steps are observed.
 
-    A record travels beside the update. It holds the optimizer's settings and the category of the
-    replay's result. Where the update is sent as it was trained, the record also holds the number of
-    steps, the batch size, the shape of the inputs and the name of their normalisation. Without a
-    defense and a gate, an error of the audit never changes a reply. With a defense or a gate, no
-    reply passes with arrays that were neither defended nor judged.
+    A record travels to the server beside the update. It holds the optimizer's settings and the
+    category of the replay's result. If the update is sent as it was trained, the record also holds
+    the number of steps, the batch size, the shape of the inputs and the name of their
+    normalisation. Without a defense and a gate, an error of the audit never changes a reply. With a
+    defense or a gate, a reply whose arrays were neither defended nor judged is replaced by an
+    error.
 
     Args:
         app: the app, with its mods.
@@ -61,30 +62,30 @@ def audit(
             update alone takes any training; others, such as noise relative to the gradient, take
             SGD at a constant rate. If the defense cannot be applied, the client sends an error.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
-        replay_every: the number of rounds from one replay to the next; 1 replays each, ``None`` a
-            client's first training alone. A replay costs as much CPU time as training on the
-            samples that are kept. A round without a replay costs two passes over the parameters,
+        replay_every: the number of rounds from one replay to the next; 1 replays each, ``None``
+            replays only a client's first training. A replay costs as much CPU time as training on
+            the samples that it uses. A round without a replay costs two passes over the parameters,
             less than a millisecond for small networks, and its record says that the training was
             not replayed.
-        replay_samples: the number of samples that a replay after the first one uses: it repeats
-            only the steps that take them, unless something changed. ``None`` repeats all steps that
-            are kept.
-        limits: the largest numbers of samples and bytes that are kept of a training; samples beyond
-            them are only counted.
-        spec: shapes and normalisation of the inputs. If it is given, the server is told it. By
-            default the client reads both off its samples, and the server is told the normalisation
-            only if it is a public one.
+        replay_samples: the largest number of samples that a replay after the first one uses, unless
+            settings of the training changed. Such a replay repeats only the first steps. ``None``
+            repeats all captured steps.
+        limits: the largest numbers of samples and bytes that a capture keeps of a training; samples
+            beyond them are only counted.
+        spec: shapes and normalisation of the inputs. A given spec is told to the server. By default
+            the client infers shapes and normalisation from its samples, and tells the normalisation
+            to the server only if it is a public one.
         seed: the seed of the defense's draws and of the scores, for simulations only; see
             ``ClientAudit``.
-        truth: in a simulation, a folder in which the captured samples are left for the evaluator.
-            The path is absolute where clients are processes of their own. By default the samples
-            never leave this process.
+        truth: in a simulation, a folder into which the client writes the captured samples, with
+            which the server's evaluator compares reconstructions. The path must be absolute if
+            clients are separate processes. By default the samples never leave this process.
         attack: the client's attack on its own update, a ``SelfAttack`` or an attack with its
             default settings; none by default. The results are for the client's owner.
         share: the facts that the server is told in addition, such as ``numbers`` for the results of
             that attack; see ``ClientAudit``. None by default.
-        gate: the limits beyond which an update is not sent. A gate also withholds updates whose
-            training cannot be captured.
+        gate: the client's own limits on scores and attack results, beyond which an update is not
+            sent. A gate also withholds updates whose training cannot be captured.
         folder: the folder of the record that the client's owner keeps: scores, attacks with images,
             and the gate's decisions. ``None`` keeps it in the client's state only, without images.
 
@@ -119,14 +120,15 @@ class AuditedApp(ClientApp):
         super().__init__()
         self._app = app
         self._plan = plan
-        # These decorators register a function, which the wrapped app then calls.
+        # A function that these decorators register is registered with the wrapped app, which then
+        # calls it.
         for decorator in ("train", "evaluate", "query", "lifespan"):
             setattr(self, decorator, getattr(app, decorator))
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the wrapped app's reply, with a record of the training beside its update.
 
-        A message that asks for no training is only handed on.
+        For a message that asks for no training, the wrapped app's reply is returned as it is.
         """
         if message.metadata.message_type.split(".")[0] != "train":
             return guard(self._plan, message, self._app(message, context))
@@ -135,7 +137,8 @@ class AuditedApp(ClientApp):
         return train_and_report(self._plan, self._app, message, context)
 
     def _is_for_another_strategy(self, message: Message) -> bool:
-        """Return whether an app made from a ``client_fn`` got arrays that it cannot read.
+        """Return whether the wrapped app was made from a ``client_fn`` and so cannot read the
+        message.
 
         Such an app (a ``NumPyClient``) reads the messages of strategies of ``flwr.server`` only,
         not those of ``flwr.serverapp``.

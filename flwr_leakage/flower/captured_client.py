@@ -1,4 +1,4 @@
-"""Capture one training of a client, score and defend its update, and report on it."""
+"""Capture one training of a client, score and defend its update, and put a report beside it."""
 
 import logging
 import time
@@ -60,7 +60,8 @@ from flwr_leakage.scores.plan import ScorePlan
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
-"""A stand-in for the released update of a training that is not measured."""
+"""The ``Release`` of a training whose update is neither defended nor scored. Its update is empty
+and is never sent."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,15 @@ class CapturePlan:
         return self.defense.changes_updates or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether a round's scores, defense, attack or the client's limits need samples."""
+        """Return whether this round's scores, defense, self-attack or gate (limits beyond which no
+        update is sent) need the training's samples.
+        """
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
-        """Return whether a training is repeated to check its update; always if there is a gate.
+        """Return whether this round's training is replayed to check its update; always true with a
+        gate, limits beyond which no update is sent.
 
         ``kept`` is the result of the client's latest replay, ``None`` before the first, and
         ``num_arrays`` the number of arrays that the server sent.
@@ -123,10 +127,11 @@ class CapturePlan:
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """Return the largest numbers of samples and bytes to keep of a round's training.
+        """Return the largest numbers of samples and bytes that a capture may store of a round's
+        training.
 
-        If only a later replay needs the samples, at most ``replay_samples`` are kept. ``kept`` is
-        the result of the client's latest replay, ``None`` before the first.
+        If only a replay after the first one needs the samples, at most ``replay_samples`` are
+        stored. ``kept`` is the result of the client's latest replay, ``None`` before the first.
         """
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
@@ -139,9 +144,10 @@ def train_and_report(
 ) -> Message:
     """Call the app, put a record of the captured training beside its update, and return the reply.
 
-    An app's error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a
-    stage of secure aggregation) or with several. A defense or a gate lets no reply pass with arrays
-    that were neither defended nor judged, whatever the message was.
+    An app's error is returned as it is. So is the reply to a message without an ``ArrayRecord`` (a
+    stage of secure aggregation) or with several. But if the plan has a defense or a gate (limits
+    beyond which no update is sent), a reply whose arrays were neither defended nor judged is
+    replaced by an error.
     """
     given = list(records_of(message.content, ArrayRecord).values())
     if len(given) != 1:
@@ -151,7 +157,8 @@ def train_and_report(
     received = given[0]
     try:
         server_round = _round_of(message)
-    except ValueError as error:  # an update that cannot be measured is sent, unless withheld
+    # only without a defense and limits is an update sent that cannot be measured
+    except ValueError as error:
         return refuse(message, str(error)) if plan.withholds else app(message, ctx)
     kept = Replayed.kept(ctx)
     replays = plan.replays(server_round, kept, len(received))
@@ -184,7 +191,7 @@ def train_and_report(
         done = _work(plan, seen, work)
         if plan.withholds and (problem := unseen(reply, released=key)):
             raise ValueError(problem)
-    except Exception as error:  # an error of the audit must not break a training
+    except Exception as error:  # an error of the audit must not end the training
         return withhold(message, error, plan.sharing) if plan.withholds else reply
     note = ClientNote(
         client_id=client_id,
@@ -216,7 +223,8 @@ def train_and_report(
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
     """Return the reply to a training that was not captured, or an error if it holds arrays.
 
-    The error is only for plans with a defense, or a gate: limits beyond which nothing is sent.
+    The error is returned only if the plan has a defense or a gate (limits beyond which nothing is
+    sent), and tells the server nothing of the client.
     """
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
@@ -224,9 +232,9 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
 
 
 def _round_of(message: Message) -> int:
-    """Return the number of the round that a message belongs to; 0 if the server names none.
+    """Return the number of a message's round; 0 if the server names none.
 
-    Older strategies name the round in the message's group only.
+    Strategies of ``flwr.server`` name the round only as the message's group id.
     """
     group = message.metadata.group_id
     return server_round_of(message) or (int(group) if group.isdecimal() else 0)
@@ -234,16 +242,16 @@ def _round_of(message: Message) -> int:
 
 @dataclass(frozen=True)
 class _Done:
-    """The defended and scored update of one captured training.
+    """The result of defending and scoring the update of one captured training.
 
     Attributes:
-        session: the client's round; ``None`` where no samples were used.
-        answer: the update that the app returned; ``None`` where no samples were used.
+        session: the client's round; ``None`` if no samples were used.
+        answer: the update that the app returned; ``None`` if no samples were used.
         release: the defended update with its scores.
         remark: the sentence on the defense that travels to the server; empty without one.
-        unread: why neither scores nor samples were read off the training, for the client's owner;
-            empty where they were.
-        left_truth: whether the samples were left in the simulation's folder.
+        unread: the reason, for the client's owner, why no samples could be read off the captured
+            training and nothing was scored; empty if samples were read.
+        left_truth: whether the samples were written into a simulation's folder for the evaluator.
     """
 
     session: Session | None
@@ -260,7 +268,7 @@ class _Work:
 
     Attributes:
         train_seconds: the CPU seconds of the training.
-        check: the result of the replay.
+        check: the result of replaying the training.
         sends: the quantity that the client sends, in words, such as its parameters or its gradient.
     """
 
@@ -272,7 +280,9 @@ class _Work:
     sends: str = PARAMETERS
 
     def explained(self) -> Explained:
-        """Return whether the replay explains the sent update, with a sentence for scores' notes."""
+        """Return whether the replay explains the sent update, with a sentence that scores' notes
+        quote.
+        """
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
             sentence = f"whether the captured training {NOT_CHECKED}{sentence}"
@@ -280,14 +290,15 @@ class _Work:
 
 
 def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
-    """Return the update of a captured training defended, scored and attacked, as the plan says.
+    """Return the defended update of a captured training with its scores and the client's attack on
+    it.
 
-    If the plan has a gate, the update is compared with its limits, and is not sent beyond them. In
-    a simulation with a folder for the truth, the samples are left there first. ``work`` holds what
-    scores and defenses depend on.
+    The plan decides what is computed. If it has a gate, the result says whether the update exceeds
+    the gate's limits. If it has a simulation's folder for the truth, the samples are first written
+    there. ``work`` has the round, the training's CPU seconds and the result of its replay.
 
     Raises:
-        ValueError: the update has to be defended or judged, and cannot be.
+        ValueError: the plan has a defense or a gate, and the update cannot be defended or judged.
     """
     measures = plan.withholds or bool(plan.scores) or plan.attack is not None
     if seen.capture is None or not (measures or plan.truth):
@@ -331,20 +342,23 @@ def _work(plan: CapturePlan, seen: SeenRound, work: _Work) -> _Done:
 def _defended_by(plan: CapturePlan) -> str:
     """Return the sentence on the client's defense for the server; empty without a defense.
 
-    It never names a stronger defense, as the server must not know the choice of the owner's gate.
+    The sentence names the plan's own defense. If the client's limits required a stronger one, the
+    server must not know.
     """
     return f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defense.changes_updates else ""
 
 
 def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) -> _Done:
-    """Return an update under a defense that needs nothing but the update, such as pruning.
+    """Return the update under a defense that needs nothing but the update, such as pruning, without
+    scores.
 
-    It is for a training whose samples and steps cannot be read, such as one by Adam; ``why`` is the
-    reason in words. A defense that asks for a sample or a setting of the training gets an error.
+    The function serves if samples or steps cannot be read off the training, for example with Adam;
+    ``why`` is the reason in words.
 
     Raises:
-        ValueError: the defense needs more than the update, or what is sent is not the trained
-            parameters. The message says what can be used in its place.
+        ValueError: the defense needs a sample or a setting of the training, or the client sends
+            something else than its trained parameters. The message says what can be used in its
+            place.
     """
     named = name_tensors(seen.received, seen.training.roots)
     trained = seen.trained()
@@ -361,7 +375,7 @@ def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) ->
     delta = {name: seen.sent[name].to(value.dtype) - value for name, value in params.items()}
     buffers = {name: value for name, value in seen.sent.items() if name not in params}
     answer = Update(delta, buffers, UntoldSchedule(why), seen.num_examples)
-    # No score, attack or gate reads the model and the inputs: there are none without samples.
+    # Scores, attacks and limits on them need samples, of which there are none here.
     bare = replace(plan, scores={}, attack=None, gate=None)
     model = GradientMap(seen.training.roots[0].copy)
     spec = plan.spec or InputSpec((1, 1, 1), 1, known=False)
@@ -378,11 +392,11 @@ def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) ->
 
 
 def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None:
-    """Attack one step on few samples, and keep the result for the client's owner.
+    """Attack the update of a single step on few samples, and keep the result for the client's
+    owner.
 
-    It is done where no attack fits all steps of the training, as ``remark`` says, and if the plan
-    has an attack of the client on itself and a folder for the owner's record. Nothing of it
-    travels.
+    This is done if no attack fits all steps of the training, as ``remark`` says, and if the plan
+    has a self-attack and a folder for the owner's record. The server is told nothing of it.
     """
     attack, training = cast(Any, plan.attack), seen.training
     due = attack is not None and attack.includes(work.server_round)
@@ -399,7 +413,7 @@ def _probe(plan: CapturePlan, seen: SeenRound, work: _Work, remark: str) -> None
         note = ClientNote(work.client_id, remark=remark)
         folder = own_folder(plan.folder, work.context, work.client_id)
         write_own_probes(folder, work.server_round, note, seen.num_examples, found)
-    except Exception:  # an error in a what-if must not break a training
+    except Exception:  # an error in this additional attack must not end the training
         _LOG.exception("flwr_leakage: one step on few samples was not probed")
 
 
@@ -410,7 +424,7 @@ def _session(
     schedule: LocalSchedule,
     work: _Work,
 ) -> Session:
-    """Return the client's round of a training that is told by its model, inputs and schedule."""
+    """Return the client's round for a training with this model and loss, inputs and schedule."""
     audit = ClientAudit(
         gradient_map,
         spec,
@@ -435,9 +449,9 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
 
 
 def _count(reply: Message) -> int:
-    """Return the number of samples that the client reports; 0 where it reports none."""
+    """Return the number of samples that the client reports; 0 if it reports none."""
     for metrics in records_of(reply.content, MetricRecord).values():
-        for name in ("num-examples", "num_examples"):  # the second name is that of ``flwr.client``
+        for name in ("num-examples", "num_examples"):  # apps of ``flwr.client`` use the second name
             if isinstance(count := metrics.get(name), int | float):
                 return int(count)
     return 0

@@ -1,7 +1,7 @@
 """Score and defend updates on a client, by a mod and one line in the training loop.
 
-A mod sees messages only. A defense of the inputs (MixUp, InstaHide) and the scores need the
-mini-batches, which come through ``encode``, one line in the training loop::
+A mod sees only messages. A defense of the inputs (MixUp, InstaHide) and the scores need the
+mini-batches, which the line with ``encode`` in the training loop gives them::
 
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:
@@ -42,19 +42,20 @@ __all__ = ["ClientAudit", "LeakageMod", "encode"]
 
 
 BAD_ROUND = "server-round must be an integer ≥ 0"
-"""The reason for refusing a message; it tells nothing of the client."""
+"""The error that a client sends if a message names no valid round. The text reveals nothing of the
+client."""
 
 
 class LeakageMod:
     """A Flower mod that scores and defends an update before a client sends it.
 
-    Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, or on the whole app,
-    innermost if there are others, so that Flower's own differential-privacy mods act on the
-    defended update.
+    Put the mod on the train function, ``@app.train(mods=[LeakageMod(audit)])``, or on the whole
+    app. Put it innermost if there are other mods, so that Flower's own differential-privacy mods
+    act on the defended update.
 
     Args:
-        audit: the settings, or a function that makes them from the ``Context`` of a call
-            (mods are built at import, before a run's config exists).
+        audit: the settings, or a function that makes them from the ``Context`` of a call. Mods are
+            made when the app is imported, before a run's config exists.
     """
 
     def __init__(self, audit: ClientAudit | Callable[[Context], ClientAudit]) -> None:
@@ -69,8 +70,8 @@ class LeakageMod:
         """Run a client's training, then score and defend the update in its reply.
 
         The result is the reply to send, or an error if the update must not be sent. ``call_next``
-        is the next mod or the app itself. Messages that ask for no training, such as evaluations,
-        pass untouched.
+        is the next mod or the app itself. A message that asks for no training, such as an
+        evaluation, goes to ``call_next`` unchanged, and so does its reply.
         """
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             reply = call_next(message, context)
@@ -79,7 +80,8 @@ class LeakageMod:
                 return withhold(message, holds, audit.sharing)
             return reply
         audit = self._settings(context)
-        if not self._is_checked:  # the check runs once, as it takes as long as scoring does
+        # the settings are checked only once, as the check takes as long as scoring a sample
+        if not self._is_checked:
             try:
                 check_limits(audit.gate, audit.scores)
             except ValueError as error:
@@ -104,7 +106,9 @@ class LeakageMod:
             session.train_seconds = time.process_time() - start
             try:
                 return self._finish(message, reply, session, sent)
-            except Exception as error:  # its text, which Flower would send, may tell of samples
+            # Flower would send the error's text to the server, and it may reveal facts about
+            # samples
+            except Exception as error:
                 return withhold(message, error, audit.sharing)
 
     def _settings(self, context: Context) -> ClientAudit:
@@ -129,7 +133,8 @@ class LeakageMod:
             remark=audit.remark,
             own_config=audit.own_config,
         )
-        if not (measures or audit.defends):  # the audit does not need these arrays
+        # without scores and a defense the arrays need not be read
+        if not (measures or audit.defends):
             remember(session.context, session.server_round, note, audit.score_plan.keep_rounds)
             told = audit.sharing.travelling(note, released_as_trained=True, remark=audit.remark)
             reply.content[RECORD_KEY] = pack_note(told)
@@ -185,7 +190,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def server_round_of(message: Message) -> int:
-    """Return the number of the round that the server names in a message; 0 where it names none.
+    """Return the number of the round that the server names in a message; 0 if it names none.
 
     Raises:
         ValueError: the server names something else than an integer ≥ 0.

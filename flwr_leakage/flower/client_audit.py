@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttack
 
     SelfAttacker = SelfAttack | Attack | None
-else:  # a client that attacks nothing works without the packages that attacks need
+else:  # a client without self-attack works without the packages that attacks need
     SelfAttacker = SelfAttack = Any
 
 
@@ -40,8 +40,8 @@ class ClientAudit:
         defense: the defense, which may change mini-batches and the update; by default it changes
             nothing.
         scores: risk scores by name; none by default.
-        seed: ``None``: the defense draws from the operating system's entropy, and nobody can
-            repeat its draws. A number: for simulations only; draws are a function of (seed, round,
+        seed: ``None``: the defense draws from the operating system's entropy, and nobody can repeat
+            its draws. A number: for simulations only; draws are a function of (seed, round,
             client), and whoever knows the seed can subtract the noise from the update. The note
             beside the update says whether there was a seed.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
@@ -49,14 +49,15 @@ class ClientAudit:
             mini-batches are kept, from the first one of the round on, until the number is reached.
             DP-SGD needs all samples that a round uses.
         remark: the client's words on its settings, sent beside each update; empty by default.
-        own_config: whether the client has samples and draws of its own, which no server can
-            re-derive from a seed; the note to the server says so.
-        check_update: when the update is compared with a replay of the local training by the
-            scored model. A replay costs as much as the training. ``once``: in the first round that
-            is scored; later rounds repeat its result. ``always``: in every round, scored or not.
-            ``never``: in no round. If the replay does not explain the update, every score says so.
-        check_rounds: a function of a round's number. Where it returns true, the update of that
-            round is compared in any case; ``None`` for no such round.
+        own_config: whether the client's samples and draws come from its own configuration, so that
+            a simulation's server cannot derive them from the run's seed; the server is told.
+        check_update: when the update is compared with a replay of the local training by the scored
+            model. A replay costs as much as the training. ``once``: in the first round that is
+            scored; later rounds report the result of that round. ``always``: in every round, scored
+            or not. ``never``: in no round. If the replay does not explain the update, every score
+            says so.
+        check_rounds: a function of a round's number that returns true for rounds in which the
+            update is compared with a replay in any case; ``None`` if there is no such round.
         num_threads: the number of torch threads while training, scoring and defending; ``None``
             leaves it as it is.
         attack: the client's attack on its own defended update, or ``None``. It is a ``SelfAttack``,
@@ -69,9 +70,8 @@ class ClientAudit:
         gate: the limits beyond which an update is not sent; ``None`` sends everything.
         folder: the folder of the record that the client's owner keeps: scores, self-attacks with
             their images, and the gate's decisions. Each run and client has a folder within it.
-            ``None`` keeps the record in the client's state only, without images. The path is
-            absolute where clients are processes of their own. ``flwr-leakage client`` shows the
-            record.
+            ``None`` keeps the record in the client's state only, without images. The path must be
+            absolute if clients are separate processes. ``flwr-leakage client`` shows the record.
     """
 
     gradient_map: GradientMap
@@ -114,7 +114,7 @@ class ClientAudit:
     def always_checks(self, server_round: int) -> bool:
         """Return whether a round's update is compared with a replay even if it is not scored.
 
-        A replay repeats the round's training with the model that the scores differentiate.
+        A replay repeats the round's training with the gradient map from which scores are computed.
         """
         chosen = self.check_rounds is not None and self.check_rounds(server_round)
         return chosen or self.check_update == "always"
@@ -128,7 +128,8 @@ class ClientAudit:
     def may_defend(self) -> bool:
         """Return whether the trained update may be changed before it is sent.
 
-        The client's defense may change it, or a stronger one that a gate tries beyond its limits.
+        It may be changed by the client's defense, or by a stronger defense that a gate tries if the
+        update exceeds its limits.
         """
         return self.defends or bool(self.gate and self.gate.stronger)
 
@@ -136,7 +137,8 @@ class ClientAudit:
     def withholds(self) -> bool:
         """Return whether an update must be withheld if it could not be measured or defended.
 
-        It must if there is a defense, or a gate: limits beyond which nothing is sent.
+        It must if there is a defense or a gate, the client's own limits beyond which nothing is
+        sent.
         """
         return self.defends or self.gate is not None
 
@@ -147,7 +149,8 @@ class ClientAudit:
 
 
 def as_self_attack(attack: Any) -> SelfAttack:
-    """Return an attack as a ``SelfAttack`` with default settings; a ``SelfAttack`` stays as it is.
+    """Return a ``SelfAttack`` with default settings that runs ``attack``; a ``SelfAttack`` is
+    returned as it is.
 
     Raises:
         ImportError: a library that attacks or measures is not installed. The message names the
@@ -171,7 +174,8 @@ def check_own(
     scores: Mapping[str, Score],
     attack: SelfAttack | None,
 ) -> None:
-    """Refuse a gate that limits a quantity which the client never measures.
+    """Check that the client measures every quantity that its gate limits; an update beyond a limit
+    is not sent.
 
     ``scores`` are the client's, by name, and ``attack`` is its attack on its own update, if any.
 
@@ -188,14 +192,15 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Refuse a gate's limit on a quantity that no score measures, such as a misspelt name.
+    """Check that some score measures each quantity that the client's gate limits, to find misspelt
+    names.
 
     One sample of a small model is scored to learn the quantities, which takes about as long as
-    scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part behind the
-    slash names a layer of the client's model, and is not checked.
+    scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part after the
+    slash is a layer of the client's model, and is not checked.
 
     Raises:
-        ValueError: no score measures a quantity that is limited. It is not raised if a score does
+        ValueError: no score measures a limited quantity. The error is not raised if some score does
             not declare its quantities.
     """
     if gate is None or not gate.scores:
@@ -203,7 +208,8 @@ def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     measured, unknown = quantities(scores)
     known = {name.partition("/")[0] if "/" in name else name for name in measured}
     missing = sorted(name for name in gate.scores if name.partition("/")[0] not in known)
-    if missing and not unknown:  # a score that needs another model may still measure the quantity
+    # a score that failed on the small model may still measure the quantity on the client's model
+    if missing and not unknown:
         raise ValueError(
             f"the gate's limits must be of what the scores measure ({', '.join(measured)}), got "
             f"{', '.join(map(repr, missing))}."

@@ -1,4 +1,4 @@
-"""Keep a client's record for its owner, and choose the facts in it that travel to the server."""
+"""Keep a client's record for its owner, and choose which of its facts travel to the server."""
 
 import logging
 from dataclasses import replace
@@ -14,19 +14,21 @@ from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.wire import RECORD_KEY
 
 REFUSED = "this client's own policy keeps its update of this round back"
-"""The text that a server reads if an update exceeds the client's own limits (its gate)."""
+"""The error that the server gets if an update exceeds the client's own limits (its gate). The text
+does not say which limit."""
 
 FAILED = (
     "this client's audit could not be completed, and a defense or a gate lets nothing pass without "
     "it; the client's own log says why"
 )
-"""The text that a server reads if a client's audit failed, unless the owner shares reasons."""
+"""The error that the server gets if a client's audit failed, unless the client's owner shares the
+reasons."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def refuse(message: Message, reason: str) -> Message:
-    """Return an error reply to a message; the server reads the reason."""
+    """Return an error as the reply to ``message``. The server reads ``reason``."""
     return Message(
         Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
     )
@@ -35,8 +37,8 @@ def refuse(message: Message, reason: str) -> Message:
 def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
     """Return an error reply with a fixed text, and write the true reason into the client's log.
 
-    The reason may hold paths, labels and numbers of samples. The server reads it in the place of
-    the fixed text only if the owner shares reasons.
+    The reason may reveal paths, labels and numbers of samples. Only if the client's owner shares
+    reasons does the server get it in place of the fixed text.
     """
     _LOG.warning("flwr_leakage: the update is kept back: %s", reason)
     return refuse(message, str(reason) if sharing.reasons else FAILED)
@@ -45,8 +47,8 @@ def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
 def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
     """Return the note that travels to the server beside the update.
 
-    It holds the fields of ``note`` that the client's owner shares, and fixed categories for the
-    others; ``remark`` replaces the note's own remark.
+    Of the fields of ``note``, it has those that the client's owner shares, and fixed categories in
+    place of the others. ``remark`` replaces the note's own remark.
     """
     audit = session.audit
     scores = done.measurements if audit.score_plan.send else ()
@@ -78,7 +80,7 @@ def keep_own(session: Session, done: Release, note: ClientNote) -> None:
             folder, session.server_round, replace(note, measurements=done.measurements),
             done.update, done.attacked, said(done), done.refused, audit.self_attack,
         )  # fmt: skip
-    except Exception:  # a full disk must not break a training
+    except Exception:  # an error of the record, such as a full disk, must not end the training
         _LOG.exception("flwr_leakage: the owner's record of this round could not be written")
 
 
@@ -88,7 +90,7 @@ def own_folder(folder: str, context: Context, client_id: int) -> Path:
 
 
 def said(done: Release) -> tuple[str, ...]:
-    """Return sentences for the client's owner on whether the update passed the owner's limits.
+    """Return sentences for the client's owner on whether the update keeps the owner's limits.
 
     There is a sentence for each defense under which the update was compared with the limits.
     """
@@ -107,7 +109,8 @@ def said(done: Release) -> tuple[str, ...]:
 def remember(
     context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
 ) -> None:
-    """Keep a round's note in the client's own state, which does not travel.
+    """Keep the client's own record of a round, ``note``, in its state, which never leaves the
+    client.
 
     The latest ``keep_rounds`` rounds stay; ``None`` keeps all.
     """

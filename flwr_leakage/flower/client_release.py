@@ -22,19 +22,20 @@ from flwr_leakage.scores.score_round import Account, score_round
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.self_attack import SelfAttacked
-else:  # a client that attacks nothing works without the packages that attacks need
+else:  # a client without self-attack works without the packages that attacks need
     SelfAttacked = Any
 
 ACCOUNT_KEY = "flwr-leakage-account"
-"""The record in the client's own state that tells the budget left for its scores."""
+"""The key in the client's state of the record on how much CPU time its scores may still take."""
 EXPLAINED_KEY = "flwr-leakage-explained"
-"""The record in the client's own state that tells whether the scored model explains its updates."""
+"""The key in the client's state of the record on whether a replay with the scored model explained
+the client's update."""
 CARRIED_KEY = "flwr-leakage-carried"
-"""The record in the client's own state that holds the remainder of error feedback, which is added
-to the next update; it is never sent."""
+"""The key in the client's state of the remainder of error feedback, the part of earlier updates
+that is added to the next one. The remainder is never sent."""
 PAID = 1e-300
-"""The ``relative_cost`` of scores under a second defense in the same round: close to none, as the
-round's training was counted before."""
+"""The ``relative_cost`` of scores under a second defense in one round: almost none of the
+training's CPU time. That time was already counted for the scores under the first defense."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Explained:
     """The result of checking whether the scored model explains the client's update.
 
     Attributes:
-        sentence: the result in words, with the number of its round.
+        sentence: the result in words, with the number of the checked round.
         fails: whether the check found that the model does not explain the update. It is ``False``
-            also where nothing was checked, which the sentence then says.
-        replay: the result of replaying this round's training; ``None`` where it was not replayed.
+            too if nothing was checked; the sentence says so.
+        replay: the result of replaying this round's training; ``None`` if it was not replayed.
         seconds: the CPU seconds that the check took.
     """
 
@@ -64,7 +65,7 @@ class Trained:
         buffers: the received buffers, by name.
         raw: the update as it was trained.
         answer: the update that the app returns and that is to be defended. It differs from ``raw``
-            where mods changed it.
+            if mods changed it.
     """
 
     params: Params
@@ -75,7 +76,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Try:
-    """The judgement of the update under one defense by the gate, the client's own limits.
+    """The judgement by the gate, the client's own limits, on the update under one defense.
 
     Attributes:
         defense: the defense with its settings, such as "under Clipping(max_norm=1.0)", or "without
@@ -89,17 +90,19 @@ class Try:
 
 @dataclass(frozen=True)
 class Release:
-    """The defended update of a round, with its scores and the gate's judgement, before it is sent.
+    """The defended update of a round before it is sent, with its scores and the judgement of the
+    gate, the client's own limits.
 
     Attributes:
-        update: the update to send; where the gate refuses it, the update that is not sent.
+        update: the defended update, which is sent unless the gate refuses it.
         measurements: the scores of the update.
         attacked: the result of the client's attack on the update; ``None`` if there was none.
         explained: whether the scored model explains the update.
         tries: the gate's judgements, one for each defense that was tried; empty without a gate.
-        exposure: the client's samples and updates; ``None`` where no mini-batch was seen.
-        left: the part of the update that a defense with error feedback left out, to be added to the
-            next update; ``None`` without error feedback.
+        exposure: the client's samples and updates; ``None`` if no mini-batch passed through
+            ``encode``.
+        left: the part that a defense with error feedback left out of the update, which is added to
+            the next update; ``None`` without error feedback.
         seconds: the CPU seconds of scores and attacks, without the replay.
     """
 
@@ -157,17 +160,18 @@ def release(
 
 
 def defend(session: Session, trained: Trained, defense: Defense, number: int = 0) -> Release:
-    """Return the update under a defense, without scores.
+    """Return the update that training made, defended by ``defense`` and without scores.
 
     The result has an ``exposure`` if the round's mini-batches passed through ``encode``. ``number``
-    is the place of the defense among those that the gate tries, from 0; each has draws of its own.
+    is the place of the defense among those that are tried in the round, from 0. Each place has its
+    own random draws.
     """
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer
     local_round = None
     if session.private:
-        # Later epochs repeat the samples of the first, and samples that no step uses leave no
-        # trace.
+        # Only the first epoch's samples are taken, as later epochs repeat them. Samples that no
+        # step uses do not affect the update.
         used = answer.schedule.num_samples_used(answer.num_examples)
         private = Batch.concatenate(session.private)[:used]
         defended = Batch.concatenate(session.defended)[:used]
@@ -188,9 +192,11 @@ def defend(session: Session, trained: Trained, defense: Defense, number: int = 0
 
 
 def _carried(context: Context, like: Params) -> Params | None:
-    """Return the remainder of error feedback from earlier updates, by parameter; ``None`` if none.
+    """Return the remainder of error feedback from the client's state, by parameter; ``None`` if
+    there is none.
 
-    It has the dtypes and devices of ``like``.
+    The remainder is the part that defenses left out of earlier updates. It has the dtypes and
+    devices of ``like``.
     """
     kept = context.state.array_records.get(CARRIED_KEY)
     if kept is None:
@@ -199,9 +205,10 @@ def _carried(context: Context, like: Params) -> Params | None:
 
 
 def carry_on(session: Session, done: Release) -> None:
-    """Keep the remainder of error feedback in the client's state, for the next round.
+    """Keep the remainder of error feedback, ``done.left``, in the client's state for the next
+    round.
 
-    Nothing is kept if the update was not sent.
+    Nothing is kept if the update exceeded the client's own limits and is not sent.
     """
     if done.left is not None and not done.refused:
         session.context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
@@ -210,9 +217,9 @@ def carry_on(session: Session, done: Release) -> None:
 def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
     """Return whether the scored model explains the update, as checked now or in an earlier round.
 
-    The check repeats the local training with the model that the scores differentiate, and compares
-    the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
-    in this round. The client's state keeps the result.
+    The check repeats the local training with the gradient map from which scores are computed, and
+    compares the two updates. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide
+    whether the check is made in this round. The client's state keeps the result.
     """
     audit, states = session.audit, session.context.state.config_records
     if not audit.always_checks(session.server_round):
@@ -223,7 +230,7 @@ def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
             return Explained(str(kept["sentence"]), bool(kept["fails"]))
     start = time.process_time()
     found = explain_update(audit.gradient_map, exposure)
-    # A replay without all samples is impossible, and is said to have taken no time.
+    # If samples are missing, no replay is made, so that the check counts no time.
     seconds = time.process_time() - start if found.distance is not None else 0.0
     sentence = f"in round {session.server_round}, {found.sentence}"
     session.context.state[EXPLAINED_KEY] = ConfigRecord(
@@ -251,8 +258,9 @@ def _one(
 ) -> Release:
     """Return the update under one defense, with its scores and the client's attack on it.
 
-    ``number`` is the place of the defense among those that are tried, from 0. The CPU seconds of
-    the training limit the cost of the scores under the first one.
+    ``number`` is the place of the defense among those that are tried in this round, from 0. For the
+    first defense, the cost of the scores may be limited relative to the CPU seconds of the
+    training.
     """
     done = defend(session, trained, defense, number)
     if (exposure := done.exposure) is None:
@@ -282,7 +290,9 @@ def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try
 
 
 def _named(defense: Defense) -> str:
-    """Return in words under which defense an update is; its settings in at most 200 characters."""
+    """Return words for a defense, such as “under Clipping(max_norm=1.0)”, with at most 200
+    characters of its settings.
+    """
     if not (defense.changes_updates or defense.encodes_batches):
         return "without a defense"
     named = repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
@@ -292,9 +302,9 @@ def _named(defense: Defense) -> str:
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
     """Return the plan by which the update is scored in this round.
 
-    If there are limits on scores, every round is scored at any cost. Otherwise the plan may limit
-    the cost of scores to a share of the training's; a ``second`` defense in the same round then
-    gets no further budget.
+    If the gate has limits on scores, every round is scored at any cost. Otherwise the plan may
+    limit the CPU time of scores to a share of the training's. The scores under a ``second`` defense
+    in the same round then get no further time.
     """
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)

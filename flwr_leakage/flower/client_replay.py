@@ -1,8 +1,9 @@
 """Decide when a client's training is replayed, and report on the rounds in which it is not.
 
 A replay costs as much as the training. The first training of a client is replayed, then one every
-``replay_every`` rounds, and the next one after a change. In the other rounds only the start, the
-optimizer's settings, the steps and the end are looked at, which costs little.
+``replay_every`` rounds, and the next one after a change. In the other rounds only the parameters at
+the start and the end, the optimizer's settings and the number of steps are observed, which costs
+little.
 """
 
 import json
@@ -31,19 +32,20 @@ from flwr_leakage.flower.arrays import differing, tensors_of, unequal
 from flwr_leakage.records import InputSpec
 
 REPLAY_KEY = "flwr-leakage-replay"
-"""The record in the client's own state that holds the result of the latest replay."""
+"""The key in the client's state of the result of the latest replay."""
 
 VARIATES_KEY = "flwr-leakage-variates"
-"""The record in the client's own state that holds its control variates c_i: those that it began
-with, plus the sum of the changes that it has sent."""
+"""The key in the client's state of its control variates c_i (SCAFFOLD): the initial ones plus the
+sum of the changes that the client has sent."""
 
 MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
     "the training and the mask would not be seen"
 )
-"""The sentence that the owner reads about a replay if secure aggregation masks what is sent."""
+"""The sentence on a replay for the client's owner if secure aggregation masks the sent arrays."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
-"""Settings that some methods vary from round to round; a replay follows only a first change."""
+"""Settings that some training methods vary from round to round. Only the first change of each makes
+the next training be replayed."""
 _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
     "normalization", "mean", "std", "box", "rewritten",
@@ -56,23 +58,23 @@ _WORDS = {"rewritten": "change of gradients before a step"}
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a client's latest replay, which its state keeps from round to round.
+    """The result of a client's latest replay, which the client's state keeps from round to round.
 
     Attributes:
-        server_round: the number of the round that was replayed, or 0 where the server named none.
+        server_round: the number of the replayed round, or 0 if the server named none.
         explains: whether the replay explained the update that the client sent.
         sentence: the result in words.
-        facts: the facts about that training; ``None`` if nothing was captured.
+        facts: the facts about the replayed training; ``None`` if nothing was captured.
         varying: the names of settings that have changed since the client's first replay, and whose
             change was followed by a replay.
-        again: the reasons why the next training is to be replayed; empty where it need not be.
+        again: the reasons why the next training must be replayed; empty if there are none.
         names: for each parameter of the optimizer, in its order, the name under which it is
             received; empty for one that is not received.
         untrained: the names of the received parameters that the optimizer did not hold.
         writes: the number of writes to the gradients before the first step; see ``writes_of``.
         num_examples: the number of samples that the client reported.
-        num_arrays: the number of received arrays if just as many parameters were sent, so that
-            later rounds can be compared array by array; 0 otherwise.
+        num_arrays: the number of received arrays, if the client sent as many, so that later rounds
+            can be compared array by array; 0 otherwise.
     """
 
     server_round: int
@@ -96,8 +98,8 @@ class Replayed:
     def kept(context: Context) -> "Replayed | None":
         """Return the result of the latest replay from a client's state; ``None`` if there is none.
 
-        ``None`` is returned, too, if an older version of this package wrote it and it cannot be
-        read. The next training is then replayed like the first.
+        ``None`` is also returned if an older version of this package wrote a result that this one
+        cannot read. The next training is then replayed as if it were the first.
         """
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
@@ -121,10 +123,10 @@ def is_due(
 ) -> bool:
     """Return whether a client's training is replayed: repeated to check the update that it sends.
 
-    ``every`` is the number of rounds from one replay to the next, ``None`` for the first training
-    alone. The round is 0 if it is unknown. ``kept`` is the result of the latest replay, ``None``
-    before the first, and ``num_arrays`` the number of received arrays; a change of it makes a
-    replay due.
+    ``every`` is the number of rounds from one replay to the next; with ``None`` only the first
+    training is replayed. ``server_round`` is 0 if it is unknown. ``kept`` is the result of the
+    latest replay, ``None`` before the first. ``num_arrays`` is the number of received arrays; a
+    replay is due if it has changed.
     """
     if kept is None or num_arrays not in (None, kept.num_arrays):
         return True
@@ -139,9 +141,9 @@ class SeenRound:
 
     Attributes:
         arrays: the arrays that the server sent.
-        answer: the arrays that the client sends; empty where secure aggregation masks them.
-        reported: the number of samples that the app reports to the server; 0 where it reports none.
-        capture: the captured training; ``None`` where only its start, steps and end were looked at.
+        answer: the arrays that the client sends; empty if secure aggregation masks them.
+        reported: the number of samples that the app reports to the server; 0 if it reports none.
+        capture: the captured training; ``None`` if a :class:`Glance` observed it instead.
         spec: shapes and normalisation of the inputs, if the client's owner gives them.
     """
 
@@ -163,7 +165,7 @@ class SeenRound:
 
     @property
     def num_examples(self) -> int:
-        """Return the number of samples that the app reported, else that were captured, else 0."""
+        """Return the number of samples that the app reported, else the captured number, else 0."""
         seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
         return self.reported or seen
 
@@ -179,10 +181,10 @@ class SeenRound:
         return self.capture
 
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
-        """Return the facts about how the client trained; ``None`` where they cannot be told.
+        """Return the facts about the client's training; ``None`` if they cannot be determined.
 
         ``kept`` is the result of the client's latest replay, ``None`` before the first. ``glance``
-        has seen the start, settings, steps and end of a training that is not captured.
+        observed the settings and steps of a training that was not captured; ``None`` if it was.
         """
         try:
             known = kept.facts if kept else None
@@ -190,22 +192,24 @@ class SeenRound:
                 if not (glance and kept and known):
                     return None
                 found = glance.facts(known)
-                # Unknown numbers are taken to be as before.
+                # Numbers of samples that are not reported are assumed to be those of the latest
+                # replay.
                 count = self.num_examples or kept.num_examples
                 if _is_cut_alike(known, kept.num_examples, found.num_steps, count):
                     return replace(found, counted=known.counted and self.reported > 0)
                 return replace(found, unscheduled=found.unscheduled or _NOT_SEEN, counted=False)
             found = facts_of(self.capture, self.num_examples, self.reported, self.spec)
             if known and not self.capture.complete and known.rewritten > len(self.capture.steps):
-                # The step whose gradients were changed first is not among those that were kept.
+                # The first step with changed gradients may not be among the recorded steps, so its
+                # number is that of the replayed training.
                 why = found.unscheduled or known.unscheduled
                 found = replace(found, rewritten=known.rewritten, unscheduled=why)
             return found
-        except Exception:  # nothing was captured, and the replay's sentence says why
+        except Exception:  # nothing was captured; the sentence on the replay gives the reason
             return None
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the parameters after training, by received name, to compare what is sent with."""
+        """Return the parameters after training, by received name."""
         live = name_live(self.received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 
@@ -213,9 +217,10 @@ class SeenRound:
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
     """Return whether a training cuts its samples into batches as an earlier, captured one did.
 
-    This training took ``num_steps`` steps on ``now`` samples, the captured one those in ``known``
-    on ``count`` samples; the batch size is taken to be the same. A client may take a fixed number
-    of epochs, with or without a last small batch, or a fixed number of steps.
+    This training took ``num_steps`` steps on ``now`` samples. The captured one took
+    ``known.num_steps`` steps on ``count`` samples. Both are assumed to have the same batch size.
+    The result is true if both took the same number of epochs, with or without a last small batch,
+    or the same number of steps.
     """
     if (now, num_steps) == (count, known.num_steps):
         return True
@@ -239,10 +244,10 @@ def replay_now(
 ) -> tuple[ReplayResult, TrainingFacts | None]:
     """Replay a captured training, and keep the result in the client's state.
 
-    The result is returned with the facts about the training, completed by the quantity that the
-    client sends (parameters, an update, a gradient, …); they are ``None`` if they cannot be told.
-    ``kept`` is the result of the latest replay, ``None`` before the first. The round is 0 if the
-    server named none.
+    The result is returned with ``facts``, to which the quantity is added that the client sends
+    (parameters, an update, a gradient, …). ``facts`` are ``None`` if they cannot be determined.
+    ``kept`` is the result of the latest replay, ``None`` before the first. ``server_round`` is 0 if
+    the server named none.
     """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
@@ -286,8 +291,8 @@ def _variates(
 ) -> dict[str, Tensor]:
     """Return the client's control variates (SCAFFOLD) before this training, by received name.
 
-    Those after it are kept in the client's state. The result is empty if no arrays in ``sent`` fit
-    the parameters as control variates do.
+    The variates after the training are stored in the client's state. The result is empty if
+    ``sent`` has no further arrays with the parameters' shapes, as control variates would have.
     """
     fitting = variate_names(name_tensors(received, training.roots), received)
     if not fitting or any(name not in sent for name in fitting.values()):
@@ -318,8 +323,10 @@ def _names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the received names of the optimizer's parameters, and those of the other parameters.
 
-    ``sent`` holds the names of the exchanged arrays. Parameters that the client keeps to itself,
-    such as a head, are an empty name in the first tuple, and are not in the second.
+    The first tuple has a name for each parameter of the optimizer, the second for each other
+    parameter of the model. ``sent`` holds the names of the exchanged arrays. For a parameter that
+    is not exchanged, such as one of a personal head, the first tuple has an empty name, and the
+    second has none.
     """
     found = name_tensors(received, training.roots)
     own = {
@@ -339,11 +346,12 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """Return the result for a training that is not replayed; after a change the next one will be.
+    """Return the result for a training that is not replayed. If something changed, the next
+    training will be.
 
-    A replay repeats the training to check the sent update. Here ``glance`` has seen only its start,
-    settings, steps and end. The facts are ``None`` if they cannot be told; ``kept`` is the result
-    of the latest replay.
+    A replay repeats the training to check the sent update. Here ``glance`` only observed the
+    parameters at the start and the end, the optimizer's settings and the number of steps. ``facts``
+    are ``None`` if they cannot be determined. ``kept`` is the result of the latest replay.
     """
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
@@ -366,11 +374,12 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return a sentence on a training that was not replayed, with no sign of a changed update.
+    """Return a sentence on a training that was not replayed and whose update nothing seems to have
+    changed.
 
     ``kept`` is the result of the latest replay. ``changed`` names the settings that differ from the
-    replayed training, if the facts of both are known (``told``). ``masked`` says that the sent
-    arrays could not be compared.
+    replayed training. ``told`` says that the facts of both trainings are known, so that settings
+    could be compared. ``masked`` says that the sent arrays could not be compared.
     """
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
@@ -387,7 +396,8 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked:
 
 
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
-    if not seen.answer:  # secure aggregation masks what is sent
+    # under secure aggregation the sent arrays are masked and cannot be compared
+    if not seen.answer:
         return glance.causes(lambda _: [])
     causes = glance.causes(partial(not_sent, seen))
     if other := unequal(seen.answer, seen.arrays, kept.untrained):
@@ -398,7 +408,8 @@ def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
 def not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the trained tensors that differ from those that the client sends.
 
-    The result is empty if rounding explains all differences.
+    ``trained`` are the tensors after training by received name. The result is empty if all
+    differences are small enough to be rounding.
     """
     names = differing(seen.answer, trained)
     if names and is_rounded(trained, seen.received, seen.sent):
@@ -411,9 +422,9 @@ def _changed(
 ) -> tuple[str, ...]:
     """Return the names of the settings in which a training differs from the latest replayed one.
 
-    ``facts`` are of this training, ``None`` if they cannot be told; ``kept`` has those of the
-    replayed one. ``writes`` is the number of writes to the gradients before the first step,
-    ``None`` if unknown.
+    ``facts`` are those of this training, ``None`` if they cannot be determined; then the result is
+    empty. ``kept`` has the facts of the replayed one. ``writes`` is the number of writes to the
+    gradients before this training's first step, ``None`` if unknown.
     """
     if facts is None or kept.facts is None:
         return ()

@@ -1,4 +1,4 @@
-"""Hold one round of one client: its mini-batches, and its random draws.
+"""Hold one round of one client: its mini-batches, and the sources of its random draws.
 
 The mini-batches pass through ``encode`` in the client's training loop.
 """
@@ -27,14 +27,14 @@ _LOG = logging.getLogger(__name__)
 class Session:
     """One round of one client, with the mini-batches that its training passes to ``encode``.
 
-    The first samples are kept for the scores: the audit's ``max_samples``, rounded up to whole
-    mini-batches. Later ones are encoded, and not kept.
+    The first samples are kept for the scores: as many as the audit's ``max_samples``, rounded up to
+    whole mini-batches. Later samples are encoded, but not kept.
 
     Attributes:
         context: the client's context, with its own state.
-        train_seconds: the CPU seconds of the round's training, once it has ended.
-        private: the kept samples by mini-batch, before the defense.
-        defended: the same samples after the defense.
+        train_seconds: the CPU seconds of the round's training, set when it has ended.
+        private: the kept mini-batches before the defense encoded them.
+        defended: the kept mini-batches after the defense encoded them.
         kept: the number of kept samples.
     """
 
@@ -54,7 +54,7 @@ class Session:
     def seed(self, purpose: str) -> int:
         """Return a seed for draws that hide no data, such as those of the scores.
 
-        Each purpose, in words, has a seed of its own.
+        Each ``purpose``, such as ``"scores"``, has a seed of its own.
         """
         if self.audit.seed is None:
             return entropy_seed()
@@ -73,8 +73,8 @@ class Session:
     def randomness(self, purpose: str) -> Randomness:
         """Return the source of random draws that hide data, such as a defense's noise.
 
-        It is the operating system's entropy. In simulations with a seed it is a generator that
-        depends on the seed, the round, the client and the purpose.
+        The source is the operating system's entropy. In a simulation with a seed, the source is a
+        generator whose state depends on the seed, the round, the client and the purpose.
         """
         if purpose not in self._draws:
             simulated = self.audit.seed is not None
@@ -86,7 +86,9 @@ class Session:
         return torch.Generator().manual_seed(self.seed(purpose))
 
     def has_reproducible_draws(self) -> bool:
-        """Return whether the defense drew from a seeded generator, so that draws are repeatable."""
+        """Return whether the defense drew from a seeded generator, so that its draws can be
+        repeated.
+        """
         return any(
             not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
             for purpose, drawn in self._draws.items()
@@ -96,15 +98,15 @@ class Session:
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mini-batch as the defense encodes it, and keep both forms for the scores.
 
-        Samples beyond the audit's ``max_samples`` are encoded, and not kept. Inputs (B, C, H, W)
-        are in the model's input space, targets (B,) are class indices. The results are on their
-        device.
+        Samples beyond the audit's ``max_samples`` are encoded, but not kept. Inputs (B, C, H, W)
+        are in the model's input space, and targets (B,) are class indices. The results are on the
+        device of the arguments.
 
         Raises:
             ValueError: the inputs have another shape than the client's spec, a label is no class of
-                it, or the defense refuses the mini-batch.
+                the spec, or the defense refuses the mini-batch.
         """
-        here = self.device  # the model of the audit may be on another device than this batch
+        here = self.device  # the audit's model may be on another device than this mini-batch
         private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:
@@ -132,10 +134,11 @@ class Session:
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
     def _unfit(self, expected: str, came: str) -> ValueError:
-        """Return the error of a mini-batch that cannot be used: the requirement, and what came.
+        """Return the error for a mini-batch that cannot be used, with the requirement and what came
+        instead.
 
-        As Flower sends errors to the server, both are in the error only if the client's owner
-        shares reasons; otherwise they are in the client's log.
+        Flower sends errors to the server. So both texts are in the error only if the client's owner
+        shares reasons; otherwise they are written to the client's log.
         """
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")
@@ -147,11 +150,11 @@ SESSION: ContextVar[Session | None] = ContextVar("flwr_leakage_session", default
 
 
 def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the client's defense encode a mini-batch, and keep it for the scores.
+    """Return a mini-batch as the client's defense encodes it, and keep it for the scores.
 
-    Call it once for every mini-batch of the training loop; or for all samples before every
-    epoch, which lets MixUp and InstaHide mix over all of them and is cheaper. Outside of a
-    ``LeakageMod`` (a notebook, an evaluation) it returns its arguments unchanged.
+    Call the function once for every mini-batch of the training loop. Or call it once before every
+    epoch with all samples, which is cheaper and lets MixUp and InstaHide mix all of them. Outside
+    of a ``LeakageMod``, as in a notebook or an evaluation, it returns its arguments unchanged.
 
     Args:
         inputs: (B, C, H, W) in the model's input space.

@@ -37,14 +37,15 @@ class Finding:
             says, ``none`` not at all.
         about: the name of the mod or strategy.
         message: the consequence in words and numbers.
-        stated_epsilon: the ε that the app shows for a round, where it shows one.
-        epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
+        stated_epsilon: the ε that the app's settings state for a round; ``None`` if they state
+            none.
+        epsilon: ε over all rounds at ``delta``; infinite if there is no guarantee.
         delta: the δ for which ``epsilon`` holds.
-        noise_multiplier: the noise's standard deviation in one round, divided by how far one client
-            can move the result under ``adjacency``.
+        noise_multiplier: the noise's standard deviation in one round, divided by the largest norm
+            of a change of the result that one client can cause under ``adjacency``.
         adjacency: the change of one client that ``epsilon`` protects. With ``replace-one`` the
-            client sends another update; with ``add-or-remove`` it sends none. ``None`` where there
-            is no guarantee.
+            client sends another update; with ``add-or-remove`` it sends none. ``None`` if there is
+            no guarantee.
     """
 
     level: Level
@@ -57,7 +58,9 @@ class Finding:
     adjacency: Adjacency | None = None
 
     def __str__(self) -> str:
-        """Return the mod or strategy and its verdict, as ``LocalDpMod, weaker than it says: …``."""
+        """Return the mod or strategy and the verdict on it, such as ``LocalDpMod, weaker than it
+        says: …``.
+        """
         return f"{self.about}, {_WORDS[self.level]}: {self.message}"
 
 
@@ -80,14 +83,14 @@ def check_privacy(
     fixed number.
 
     Args:
-        strategy: the server's strategy, with its wrappers; ``None`` where it is not known.
+        strategy: the server's strategy, with its wrappers; ``None`` if it is not known.
         mods: the mods of the train function, the outermost first.
         num_clients: the number of nodes in the federation, ≥ 1.
         num_rounds: the number of rounds of training, ≥ 1.
         delta: the δ for which the ε of a strategy is computed, in (0, 1); ``LocalDpMod`` has a δ of
             its own.
-        num_pixels: the number of values of an input, for the error of the image that an attacker
-            can still read.
+        num_pixels: the number of values of an input, by which findings state how well an attacker
+            can still read an image.
 
     Returns:
         The findings, those about the mods first. Printed, each is a sentence.
@@ -177,11 +180,11 @@ def _mods(
 
 
 def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
-    """Yield the finding about a ``LocalDpMod``: whether ``num_rounds`` rounds keep the ε that it
-    states, or that its settings are outside of their range.
+    """Yield the finding about a ``LocalDpMod``: whether its stated ε holds over ``num_rounds``
+    rounds, or that a setting is out of range.
 
-    Its noise has the standard deviation sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is.
-    ``num_pixels`` is the number of values of an input.
+    The mod's noise has the standard deviation sensitivity · √(2 ln(1.25/δ)) / ε, whatever its
+    clipping norm is. ``num_pixels`` is the number of values of an input.
     """
     clip, stated, delta = mod.clipping_norm, mod.epsilon, mod.delta
     if not 0 < delta < 1 or stated == 0:
@@ -219,10 +222,11 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
 
 
 def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
-    """Return in words how well an attacker who sees the noisy update can still read it.
+    """Return a text on how well an attacker who sees a client's noisy update can still read an
+    image from it.
 
-    ``noise_to_clip`` is the noise's standard deviation divided by the clip, and ``multiplier`` the
-    same deviation divided by the largest distance of two updates. ``num_pixels`` is the number of
+    ``noise_to_clip`` is the noise's standard deviation divided by the clipping norm; ``multiplier``
+    is it divided by the largest distance of two clipped updates. ``num_pixels`` is the number of
     values of an input.
     """
     if multiplier == 0:
@@ -241,7 +245,7 @@ def _central(
 ) -> Iterator[Finding]:
     """Yield the findings about a strategy that adds noise on the server.
 
-    Its noise on the average has the standard deviation noise_multiplier · clip /
+    The noise on the average of the clients has the standard deviation noise_multiplier · clip /
     num_sampled_clients. The strategy ``wrapper`` adds the noise; ``inner``, the innermost one that
     it wraps, asks clients and averages. ε is computed for ``delta``.
     """
@@ -257,7 +261,9 @@ def _central(
     sampled, multiplier = wrapper.num_sampled_clients, wrapper.noise_multiplier
     adaptive = "Adaptive" in about
     if adaptive and multiplier > 0:
-        # The adaptive clip's noisy count spends a part of the stated multiplier.
+        # ``noise_multiplier`` is that of the noise on the average. The noisy count by which the
+        # clip is adapted reveals more, and both together have the smaller multiplier that the user
+        # stated.
         count = wrapper.clipped_count_stddev
         multiplier = (multiplier**-2 + (2 * count) ** -2) ** -0.5 if count else 0.0
     asked = asked_clients(inner, num_clients)
@@ -310,7 +316,7 @@ def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
 
 
 def asked_clients(inner: Any, num_clients: int) -> int:
-    """Return the number of clients that a strategy asks in a round, as FedAvg computes it.
+    """Return the number of clients that a strategy asks to train in a round, as FedAvg computes it.
 
     All clients are asked if the strategy lacks FedAvg's settings.
     """

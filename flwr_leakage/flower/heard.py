@@ -1,4 +1,6 @@
-"""Read the clients' notes and errors, which a strategy of ``flwr.server`` is not shown."""
+"""Read clients' errors and the notes beside their updates, which a strategy of ``flwr.server`` is
+not shown.
+"""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
@@ -15,10 +17,12 @@ from flwr_leakage.tracking.text import plain_text
 
 
 class Heard:
-    """A listener that reads notes and errors from the messages of one round's training.
+    """A listener that reads, from the messages of one round's training, clients' errors and the
+    notes that they put beside their updates.
 
-    A strategy of ``flwr.server`` gets models, numbers and metrics only. Its client proxies know the
-    grid, through which all messages pass. The messages are read there, and handed on as they are.
+    A strategy of ``flwr.server`` gets only models, numbers and metrics. Its client proxies hold the
+    grid, through which all messages pass. The listener wraps the grid's methods, reads the
+    messages, and returns them unchanged.
     """
 
     def __init__(self, audit: ServerAudit, names: ClientNames) -> None:
@@ -31,7 +35,7 @@ class Heard:
         self._grids: list[tuple[Grid, object]] = []
 
     def listen(self, server_round: int, proxies: Sequence[Any]) -> None:
-        """Forget the messages of the round before, and listen to the asked clients in this round.
+        """Forget the messages of the previous round, and listen to the clients asked in this round.
 
         ``proxies`` are the client proxies that the strategy asks.
         """
@@ -45,9 +49,9 @@ class Heard:
                 grid.send_and_receive = self._through(grid.send_and_receive)
 
     def stop(self) -> None:
-        """Stop listening, and give the grids their own methods back.
+        """Stop listening, and restore the grids' own methods.
 
-        A round that has begun and was not shown to the strategy is recorded as lost.
+        If a round has begun and its results were not shown to the strategy, it is recorded as lost.
         """
         self.tell_of_lost_round()
         for grid, before in self._grids:
@@ -72,10 +76,11 @@ class Heard:
     def end_round(
         self, answered: Set[int], failures: Sequence[tuple[object, FitRes] | BaseException]
     ) -> None:
-        """Record each client that failed or never replied, once.
+        """Record a warning, only once each, for clients that failed or never replied.
 
         ``answered`` are the node ids of the clients whose models the strategy is shown.
-        ``failures`` are the errors that it is shown, some of them twice under SecAgg+.
+        ``failures`` are the errors that the strategy is shown. Under SecAgg+ an error may be among
+        them twice.
         """
         self._tell_of_errors()
         for failure in failures:
@@ -91,7 +96,7 @@ class Heard:
         self._asked = frozenset()
 
     def tell_of_lost_round(self) -> None:
-        """Record that a round is lost, if it began and the strategy was shown nothing of it."""
+        """Record a warning if the round began, but the strategy was shown none of its results."""
         if not self._asked:
             return
         self._tell_of_errors()
@@ -109,7 +114,9 @@ class Heard:
             self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
-        """Return whether a failure is an error that a node sent, recorded under that node."""
+        """Return whether ``failure`` is an error that a node sent and that was already recorded for
+        the node.
+        """
         return any(
             any(argument is error for argument in failure.args)
             or (error.reason and error.reason in str(failure))

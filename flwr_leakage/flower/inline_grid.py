@@ -1,8 +1,8 @@
 """Run Flower in one process, by a ``Grid`` that calls the ``ClientApp`` directly, without Ray.
 
-Messages are serialized by Flower's wire format, and every node keeps a ``Context`` of its own, so
-that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to Flower 1.41;
-this is the only file that touches it.
+Messages are serialized in Flower's wire format, and every node has its own ``Context``, so that an
+app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to Flower 1.41; this is
+the only file that touches it.
 """
 
 import itertools
@@ -21,14 +21,14 @@ from flwr.supercore.task_identity import TaskIdentity
 SERVER_NODE_ID = 1
 
 FIRST_NODE_ID = 1 << 32
-"""The node id of the first client."""
+"""The node id of the client with partition 0."""
 
 
 class InlineGrid(Grid):
     """A Flower grid that serves its nodes one after the other, in the calling thread.
 
-    Node ``FIRST_NODE_ID`` + i holds partition i. So node ids are the same in every run, and no node
-    id equals the number of a partition, as on Flower's runtimes.
+    Node ``FIRST_NODE_ID`` + i holds partition i. So node ids are the same in every run. As on
+    Flower's runtimes, no node id is also the number of a partition.
 
     Args:
         client_app: the app that every node runs.
@@ -85,11 +85,14 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Serve each message at once, and return an id for each, to pull its reply with."""
+        """Deliver each message to its node at once, and return for each the id by which its reply
+        can be pulled.
+        """
         ids = []
         for message in messages:
             identifier = f"{message.metadata.dst_node_id}-{next(self._numbers)}"
-            # Servers of ``flwr.server`` ask each client in a thread of its own.
+            # Servers of ``flwr.server`` call this from one thread per client, but clients must run
+            # one after the other.
             with self._one_at_a_time:
                 self._replies[identifier] = self._serve(message)
             ids.append(identifier)
@@ -102,7 +105,9 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Serve the messages and return the replies; ``timeout`` has no effect."""
+        """Deliver the messages to their nodes, and return the replies; ``timeout`` has no
+        effect.
+        """
         return self.pull_messages(self.push_messages(messages))
 
     def _serve(self, message: Message) -> Message:
@@ -110,7 +115,8 @@ class InlineGrid(Grid):
         TaskIdentity.node_id = node_id
         try:
             return _through_the_wire(self._app(_through_the_wire(message), self._contexts[node_id]))
-        except Exception as error:  # a node that fails answers by an error, as on Flower's runtimes
+        # a node whose app fails replies with an error, as on Flower's runtimes
+        except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         finally:
@@ -118,5 +124,7 @@ class InlineGrid(Grid):
 
 
 def _through_the_wire(message: Message) -> Message:
-    """Return a copy of a message, serialized and read back, that shares no object with it."""
+    """Return a copy of a message that shares no object with it, made by serializing and reading it
+    back.
+    """
     return message_from_proto(message_to_proto(message))

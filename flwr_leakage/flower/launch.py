@@ -1,4 +1,6 @@
-"""Run a pair of Flower apps on this machine: in this process, or on Flower's simulation runtime."""
+"""Run a Flower ``ServerApp`` and ``ClientApp`` on this machine, in this process or on Flower's
+simulation runtime.
+"""
 
 import logging
 import math
@@ -23,7 +25,7 @@ def run_inline(
     num_clients: int,
     run_config: UserConfig | None = None,
 ) -> None:
-    """Run the apps in this process, one client after the other.
+    """Run a server app and a client app in this process, one client after the other.
 
     Args:
         server_app: the app of the server, which runs in the calling thread.
@@ -84,7 +86,7 @@ class RayEngine:
         num_clients: int,
         run_config: UserConfig | None = None,
     ) -> None:
-        """Run a pair of Flower apps; the arguments are those of ``run_ray``."""
+        """Run a server app and a client app; the arguments are those of :func:`run_ray`."""
         if run_config:
             server_app = _ConfiguredServer(server_app, run_config)
             client_app = _ConfiguredClient(client_app, run_config)
@@ -122,7 +124,7 @@ def run_ray(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
 ) -> None:
-    """Run a pair of Flower apps on Flower's simulation runtime, with clients in Ray actors.
+    """Run a server app and a client app on Flower's simulation runtime, with clients in Ray actors.
 
     Args:
         server_app: the app of the server, which runs in a thread of this process.
@@ -173,7 +175,7 @@ class _ConfiguredServer(ServerApp):
 def _configured(context: Context, run_config: UserConfig) -> Iterator[None]:
     """Set a context's run config within a ``with`` block, and restore it afterwards.
 
-    Flower refuses a context whose run config has changed.
+    The config is restored because Flower refuses a context whose run config has changed.
     """
     before = context.run_config
     context.run_config = dict(run_config)

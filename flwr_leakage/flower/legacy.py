@@ -1,7 +1,7 @@
 """Observe strategies of ``flwr.server``, with and without secure aggregation.
 
-SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks the sum over clients,
-and shows the strategy that sum in the place of each client's model.
+In Flower 1.41, SecAgg+ exists only for these strategies. Its workflow unmasks the mean over
+clients, and shows the strategy this mean in place of each client's model.
 """
 
 import inspect
@@ -45,17 +45,17 @@ Failures = list[tuple[ClientProxy, FitRes] | BaseException]
 class LegacyHonestButCurious(Strategy):
     """A wrapper of a strategy of ``flwr.server`` that hands each round's updates to an audit.
 
-    Every method of the wrapped strategy works as without the wrapper. Where all clients show the
-    same model, as under secure aggregation, only their mean update is known, and the audit's threat
-    model must say so (``view="aggregate"``).
+    Every method of the wrapped strategy works as without the wrapper. Under secure aggregation the
+    strategy is shown the same model for all clients. Then only their mean update is known, and the
+    audit's threat model must have ``view="aggregate"``.
 
     Args:
         strategy: the strategy that trains.
         audit: the audit that attacks the observed updates.
-        client_id_key: the name of the fit metric in which clients tell their partition id. It
-            decides under which name a client's results are recorded, and with whose samples they
-            are compared. Clients that tell none are known by their node id, and so are clients
-            whose claim contradicts another.
+        client_id_key: the name of the fit metric in which clients tell their partition id. A
+            client's results are recorded under this id, and compared with this partition's samples.
+            A client that tells no id, or one that contradicts another client's, is known by its
+            node id.
     """
 
     def __init__(
@@ -72,10 +72,12 @@ class LegacyHonestButCurious(Strategy):
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped strategy's attribute of a name that this class lacks.
 
-        A server of an app's own may call another method to aggregate, such as FedNova's
-        ``aggregate_fit_custom``. The arguments of such a method are audited, too.
+        An app's own server may call another method than ``aggregate_fit``, such as FedNova's
+        ``aggregate_fit_custom``. If the name begins with ``aggregate_fit``, the updates among the
+        method's arguments are audited, too.
         """
-        if name == "strategy":  # copying asks for attributes before ``__init__`` is run
+        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``
+        if name == "strategy":
             raise AttributeError(name)
         found = getattr(self.strategy, name)
         return partial(self._aggregate, found) if name.startswith("aggregate_fit") else found
@@ -83,12 +85,14 @@ class LegacyHonestButCurious(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Return the clients that the wrapped strategy asks to train; remember what it sends."""
+        """Return the clients and instructions that the wrapped strategy chooses, and remember the
+        sent models.
+        """
         guarded(self.audit, server_round, self.audit.begin_round, server_round)
         chosen: list[tuple[ClientProxy, FitIns]] = self.strategy.configure_fit(
             server_round, parameters, client_manager
         )
-        # A strategy may send something else than it is given, and to each client another thing.
+        # A strategy may send another model than ``parameters``, and a different one to each client.
         self._sent = {proxy.cid: instruction.parameters for proxy, instruction in chosen}
         proxies = [proxy for proxy, _ in chosen]
         guarded(self.audit, server_round, self.heard.listen, server_round, proxies)
@@ -102,10 +106,11 @@ class LegacyHonestButCurious(Strategy):
         return self._aggregate(self.strategy.aggregate_fit, server_round, results, failures)
 
     def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Observe the clients' results, call a method that aggregates, then attack the updates.
+        """Read the clients' results, call the method ``aggregate``, then attack the updates; return
+        its result.
 
-        The result is that of the method ``aggregate``. The round and the clients' results are found
-        among its arguments, ``given`` and ``named``.
+        The round and the clients' results are found among the method's arguments, ``given`` and
+        ``named``. If they are not there, a warning is recorded and nothing is attacked.
         """
         try:
             called = inspect.signature(aggregate).bind(*given, **named).arguments
@@ -121,7 +126,8 @@ class LegacyHonestButCurious(Strategy):
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
         try:
             aggregated = aggregate(*given, **named)
-        except Exception:  # the run ends here, but the sent updates are audited all the same
+        # the strategy's error ends the run, but the updates that were sent are still audited
+        except Exception:
             self._inspect(server_round, looked, len(results))
             raise
         self._inspect(server_round, looked, len(results))
@@ -162,11 +168,11 @@ class LegacyHonestButCurious(Strategy):
     def _look(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
-        """Return the observations, the notes and the uncertain clients of a round.
+        """Return a round's observations to attack, the clients' notes, and the clients of uncertain
+        identity.
 
-        The observations are those to attack, and the notes those that clients sent beside their
-        updates. A client is uncertain if its claimed id is not believed, so that its samples are
-        not known.
+        The notes are those that clients put beside their updates. A client's identity is uncertain
+        if its claimed id is not believed; an evaluator then cannot know its samples.
         """
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
@@ -180,8 +186,9 @@ class LegacyHonestButCurious(Strategy):
     ) -> list[Observation]:
         """Return the observations to attack, and record why a client was not observed.
 
-        Under secure aggregation all clients show the same sum. It is attacked only if every client
-        in it can be observed. ``facts`` on the trainings, from the clients' notes, are by node id.
+        Under secure aggregation all clients show the same mean, which is attacked only if every
+        client in it can be observed. ``facts`` are, by node id, the facts on each training from the
+        client's note.
         """
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
@@ -202,8 +209,8 @@ class LegacyHonestButCurious(Strategy):
             return []
         try:
             sent = [(model, self._whole(server_round, model)) for model in models]
-        # Arrays of an unknown app may fail in any way; its clients' notes are recorded all the
-        # same.
+        # Reading arrays of an unknown app may raise any error. The clients' notes are recorded in
+        # any case.
         except NotFiniteError as error:
             self.audit.warn_once(server_round, -1, diverged(error))
             return []
@@ -233,7 +240,7 @@ class LegacyHonestButCurious(Strategy):
                 self._variates.hear(client, change, params)
                 delta = self._variates.without(client, told, delta, held)
                 schedule = self.audit.schedule.for_client(count)
-            except Exception as error:  # bytes of others can fail in many ways
+            except Exception as error:  # reading a client's bytes may raise any error
                 reason = str(error) or type(error).__name__
                 self.audit.warn(server_round, client, f"client {client} was not observed: {reason}")
                 continue
@@ -254,9 +261,11 @@ class LegacyHonestButCurious(Strategy):
     def _learn_names(
         self, server_round: int, results: Results, told: dict[int, ClientNote]
     ) -> Set[int]:
-        """Learn the names that clients claim, and return the nodes whose claim is not believed.
+        """Learn the client ids that nodes claim, and return the ids of nodes whose claim is not
+        believed.
 
-        The notes, ``told`` by node id, hold a claim each; the metrics of ``results`` may hold one.
+        The notes that clients put beside their updates, ``told`` by node id, hold such claims. The
+        metrics of ``results`` may hold them, too.
         """
         claims = {node: note.client_id for node, note in told.items()}
         claims |= {
@@ -270,19 +279,23 @@ class LegacyHonestButCurious(Strategy):
         return claims.keys() - self._names.known
 
     def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the whole model's parameters and buffers as sent, and SCAFFOLD's control variates.
+        """Return the parameters and buffers of the model that was sent, and the sent control
+        variates (SCAFFOLD).
 
-        Entries that are not sent have the values of the model that the server was given.
+        Entries that were not sent have the values of the audit's model. The control variates are
+        empty if none were sent.
         """
         params, buffers, variates = self._read(server_round, parameters)
         gradient_map = self.audit.gradient_map
         return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}, variates
 
     def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the parameters, the buffers and the control variates that unnamed arrays hold.
+        """Return the parameters, the buffers and the control variates (SCAFFOLD) that unnamed
+        arrays hold.
 
-        The arrays follow the order of the model's ``state_dict``. They may be a part of it, and
-        other arrays may follow; an event that is recorded once says how they were matched.
+        The arrays follow the order of the model's ``state_dict``. They may be only a part of the
+        model, and other arrays may follow. An event, recorded once per run, says how they were
+        matched. The control variates are empty if none were sent.
         """
         arrays = parameters_to_ndarrays(parameters)
         named = {str(place): Array(value) for place, value in enumerate(arrays)}
@@ -301,7 +314,7 @@ class LegacyHonestButCurious(Strategy):
 
 
 def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
-    """Return the different values among several, in their order."""
+    """Return the values without repetitions, in their order."""
     found: list[Parameters] = []
     for parameters in several:
         if parameters not in found:
@@ -328,9 +341,9 @@ def observe_legacy(
 ) -> "ObservedLegacy":
     """Return a strategy that trains like the given one of ``flwr.server``, and audits each round.
 
-    When the strategy is garbage-collected, at the end of the server's function, the records are
-    closed and ``report.html`` is written. ``with observe_legacy(…) as strategy:`` does so at the
-    end of the block, and ``close`` does so at once.
+    The records are closed and ``report.html`` is written when the strategy is garbage-collected,
+    which is at the end of the server's function. ``with observe_legacy(…) as strategy:`` does both
+    at the end of the block, and the method ``close`` does both at once.
 
     Args:
         strategy: a strategy of any class of ``flwr.server``.
@@ -343,8 +356,8 @@ def observe_legacy(
         attack: an attack, the name of a preset, or ``None`` for none. The default tries every
             attack that applies, within a budget of CPU seconds for each target (a client's update,
             or the mean of all).
-        threat: the attacker's knowledge. By default it knows the clients' mean update only, which
-            is what secure aggregation shows.
+        threat: the attacker's knowledge. By default the attacker knows only the clients' mean
+            update, as under secure aggregation.
         max_samples: the largest number of samples that the steps of an attacked client use, all
             steps together; clients beyond it are only recorded. ``None`` attacks all, which may
             take hours.
@@ -353,7 +366,8 @@ def observe_legacy(
             limit.
         max_bytes: the bytes that an attack on a target may need by an estimate; ``None`` for no
             limit.
-        truth: in a simulation, the folder that the clients' ``audit`` was given.
+        truth: in a simulation, the folder into which clients write their samples: the argument
+            ``truth`` of the clients' ``audit``.
         client_id_key: the name of the fit metric in which clients tell their partition id.
         settings: further settings of :class:`ServerAudit`.
 
@@ -388,7 +402,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
     ) -> None:
         super().__init__(strategy, audit, client_id_key)
-        # rounds for which the server's own evaluation was recorded
+        # numbers of rounds for which the server's own evaluation was already recorded
         self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
@@ -408,10 +422,10 @@ class ObservedLegacy(LegacyHonestButCurious):
         return told
 
     def _tell(self, server_round: int, told: Any, source: str) -> None:
-        """Record the accuracy that an evaluation told, if there was an evaluation.
+        """Record the accuracy among the metrics of an evaluation, if there was one.
 
-        ``told`` is its loss and metrics, or ``None``; ``source`` is the side that evaluated, in
-        words.
+        ``told`` is the evaluation's (loss, metrics), or ``None`` without an evaluation. ``source``
+        is the side that evaluated, in words.
         """
         if told is not None:
             _, metrics = told
@@ -437,7 +451,8 @@ class ObservedLegacy(LegacyHonestButCurious):
 
 
 def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
-    with random_states_kept():  # drawing a page may use the generators
+    # drawing the report's page may draw from the process-wide random generators
+    with random_states_kept():
         guarded(audit, 0, heard.stop)
         guarded(audit, 0, audit.tracker.close)
         guarded(audit, 0, tell_end, folder)

@@ -1,4 +1,6 @@
-"""Write lines on an observed run to Flower's log, one after each round and a few at its end."""
+"""Write lines on an observed run to Flower's log: one after each round, and a few at the run's
+end.
+"""
 
 import logging
 import shlex
@@ -17,7 +19,8 @@ from flwr_leakage.report.page import as_shown
 from flwr_leakage.tracking import JsonlTracker, read_run
 from flwr_leakage.tracking.text import plain_text
 
-_LOG = logging.getLogger("flwr")  # Flower's own logger, with Flower's own settings
+# Flower's own logger, so that Flower's settings of level and format apply
+_LOG = logging.getLogger("flwr")
 SECONDS = 15.0
 """The least number of seconds between two log lines about a running attack."""
 
@@ -26,7 +29,8 @@ MAX_REASON = 150
 
 
 class LogProgress(SilentProgress):
-    """The progress of an attack, written to the log every ``SECONDS`` seconds at most.
+    """A reporter of an attack's progress, which writes a log line at most every ``SECONDS``
+    seconds.
 
     ``limit`` is the CPU seconds that an attack may take for each target; ``None`` for no limit.
     """
@@ -44,7 +48,9 @@ class LogProgress(SilentProgress):
 
 
 class RecentRecords(JsonlTracker):
-    """A run folder that also remembers the records added since the last call of ``take``."""
+    """A writer of a run folder's records that also remembers the records since the last call of
+    ``take``.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -69,10 +75,11 @@ def tell_round(audit: ServerAudit, server_round: int) -> None:
 
 
 def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
-    """Return in a sentence who was attacked in a round, for how long, and the worst grade.
+    """Return a sentence on a round: the attacked clients, the attacks' CPU time, and the worst
+    grade.
 
     A grade says how well a sample was recovered, from ``nothing`` to ``exact``. ``is_kept`` says
-    that updates are kept, to be attacked after the run.
+    that updates are stored, so that they can be attacked after the run.
     """
     index = Index(records)
     found, fate = attempts(index), fates(index)
@@ -100,7 +107,9 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended; log its verdict on further training, and its advice."""
+    """Write the report of a run that ended, and log its verdict on whether to train on, and its
+    advice.
+    """
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
     advice = advise(Index(run.records), run.metadata, [], run.events)

@@ -1,6 +1,7 @@
-"""Name the client behind a node id.
+"""Find the client id of a Flower node.
 
-A node id is a fact; the partition id in a client's note is a claim.
+The server knows a reply's node id. The partition id, which a client names in the note beside its
+update, is only a claim.
 """
 
 from collections import Counter
@@ -12,14 +13,16 @@ from flwr_leakage.measurements import MAX_CLIENT
 
 @dataclass
 class ClientNames:
-    """The clients' names by node id, as far as their claims do not contradict each other.
+    """A table of the client ids that nodes claim, as far as the claims do not contradict each
+    other.
 
-    A claim only decides under which name a client's results are recorded, and with whose samples
+    A claim only decides under which client id results are recorded, and with which client's samples
     they are compared. It never decides whose update is aggregated. A node without an undisputed
-    claim is named by its node id.
+    claim has its node id as client id.
 
     Attributes:
-        mentioned: the ids of nodes about which an event was recorded before their name was known.
+        mentioned: the ids of nodes about which an event was recorded before their client id was
+            known.
     """
 
     mentioned: set[int] = field(default_factory=set)
@@ -30,7 +33,9 @@ class ClientNames:
         return self._client_of.get(node_id, node_id)
 
     def told(self, node_id: int) -> str:
-        """Return a node in words: ``node 7``, or ``node 7 (client 2)`` if it has another name."""
+        """Return words for a node: ``node 7``, or ``node 7 (client 2)`` if its client id is
+        known.
+        """
         known = self.of(node_id)
         return f"node {node_id}" if known == node_id else f"node {node_id} (client {known})"
 
@@ -40,10 +45,11 @@ class ClientNames:
         return self._client_of.keys()
 
     def learn(self, claims: Mapping[int, int]) -> dict[int, str]:
-        """Learn the client ids that nodes claim, and return by node id why a claim is not believed.
+        """Learn the client ids that nodes claim, and return why claims are not believed.
 
-        The first node that claims an id keeps it. If several nodes make the first claim of an id in
-        the same round, none of them has it, as nothing tells who is right.
+        ``claims`` are client ids by node id; the result are the reasons by node id. The first node
+        that claims an id keeps it. If several nodes first claim an id in the same round, none of
+        them gets it, as nothing tells which is right.
         """
         holders = {client: node for node, client in self._client_of.items()}
         firsts = Counter(claim for node, claim in claims.items() if node not in self._client_of)

@@ -28,18 +28,20 @@ from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.tracking import JsonlTracker
 
 MAX_SECONDS = 60.0
-"""The CPU seconds that an attack on a target may take. The portfolio ended within them on 23 of its
-30 held-out cases (simulations/benchmarks/results/portfolio.md); the others took up to 122."""
+"""The default limit on the CPU seconds of an attack on one target, an update or a mean update. The
+portfolio of attacks ended within this time on 23 of its 30 held-out cases
+(simulations/benchmarks/results/portfolio.md); the others took up to 122."""
 
 MAX_ROUND_SECONDS = 600.0
-"""The CPU seconds that all attacks of a round may take, ten times ``MAX_SECONDS``: they delay the
-training by as much."""
+"""The default limit on the CPU seconds of all attacks of a round, enough for ten targets. The
+training is delayed by as much."""
 
 MAX_BYTES = 2**30
-"""The bytes that an attack on a target may take, by an estimate from one forward pass. A step on 64
-images of the network of Flower's quickstart takes a fifth of them, and one on two images of 32 × 32
-pixels of a ResNet-18 seven tenths. Attacks on 32 images took at most 0.35 GB beyond a fresh process
-(simulations/benchmarks/results/portfolio.md, "What one line says")."""
+"""The default limit on the bytes of an attack on one target, by an estimate from one forward pass.
+By this estimate, a step on 64 images takes a fifth of the limit with the network of Flower's
+quickstart; a step on two images of 32 × 32 pixels takes seven tenths with a ResNet-18. Attacks on
+32 images were measured to take at most 0.35 GB (simulations/benchmarks/results/portfolio.md, "What
+one line says")."""
 
 
 def observe(
@@ -63,10 +65,10 @@ def observe(
 ) -> "Observed":
     """Return a strategy that trains like the given one, and audits each round.
 
-    Its ``start`` runs that of the given strategy, and it has the same attributes. Flower's log gets
-    a line after each round. When ``start`` ends, the records are closed, ``report.html`` is
-    written, and the log tells its path. An accuracy of the app's own evaluation is recorded as the
-    test accuracy.
+    The returned strategy's ``start`` runs that of the given strategy, whose attributes it has, too.
+    Flower's log gets a line after each round. When ``start`` ends, the records are closed,
+    ``report.html`` is written, and the log names its path. An accuracy of the app's own evaluation
+    is recorded as the test accuracy.
 
     Args:
         strategy: a strategy of any class of ``flwr.serverapp``, also one with server-side
@@ -90,9 +92,10 @@ def observe(
         max_bytes: the bytes that an attack on a target may need by an estimate, which is made
             before anything is allocated; ``None`` for no limit. A client beyond it is recorded with
             the reason.
-        truth: in a simulation, the folder that the clients' ``audit`` was given.
-        candidates: samples that are tested for membership in every update. With the truth of a
-            simulation the report tells whether the tests were right.
+        truth: in a simulation, the folder into which clients write their samples: the argument
+            ``truth`` of the clients' ``audit``.
+        candidates: samples that are tested for membership in every update. If ``truth`` is given,
+            the report says whether the tests were right.
         weighted_by_key: the name of the metric that holds a reply's number of samples; by default
             the given strategy's, or else ``num-examples``.
         bad_replies: ``pass`` hands every reply on to the strategy; ``drop`` leaves out replies that
@@ -103,8 +106,8 @@ def observe(
             ``evaluator``, ``large_clients``, …
 
     Raises:
-        TypeError: the strategy is one of ``flwr.server``, the model is neither a module of torch
-            nor a gradient map, or ``ServerAudit`` has no such setting.
+        TypeError: the strategy is one of ``flwr.server`` (use ``observe_legacy``), the model is
+            neither a module of torch nor a gradient map, or ``ServerAudit`` has no such setting.
         FileExistsError: the folder already holds a run.
     """
     if not hasattr(strategy, "configure_train"):
@@ -141,8 +144,9 @@ def told_audit(
 ) -> ToldAudit:
     """Return the audit that ``observe`` and ``observe_legacy`` use, which records into ``folder``.
 
-    Its arguments are theirs: ``spec`` and ``schedule`` are ``None`` to take each client's from its
-    note, and ``settings`` are further ones of ``ServerAudit``.
+    The arguments are those of these two functions. If ``spec`` or ``schedule`` is ``None``, each
+    client's is taken from the note beside its update. ``settings`` are further settings of
+    ``ServerAudit``.
     """
     names = {each.name for each in fields(ServerAudit) if each.init}
     if unknown := sorted(settings.keys() - names):
@@ -217,7 +221,9 @@ class Observed(HonestButCurious):
         return result
 
     def _tell_evaluations(self, told: Mapping[int, MetricRecord]) -> None:
-        """Record the accuracies of the server's own evaluations, told by round."""
+        """Record the accuracy among the metrics of each of the server's own evaluations, by
+        round.
+        """
         for server_round, metrics in told.items():
             tell_accuracy(self.audit, server_round, metrics, "the server’s evaluation")
 
@@ -226,6 +232,7 @@ class Observed(HonestButCurious):
         self._guarded(server_round, tell_round, self.audit, server_round)
 
     def _finish(self) -> None:
-        with random_states_kept():  # drawing a page may use the generators
+        # drawing the report's page may draw from the process-wide random generators
+        with random_states_kept():
             self.audit.tracker.close()
             tell_end(self.folder)

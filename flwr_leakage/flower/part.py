@@ -1,6 +1,6 @@
-"""Match exchanged arrays to a model.
+"""Match the arrays that server and clients exchange with a model's entries.
 
-The arrays may be the whole model or a part of it, and other arrays may be among them.
+The arrays may be the whole model or only a part, and arrays of other use may be among them.
 """
 
 import math
@@ -25,17 +25,20 @@ from flwr_leakage.records import Observation, Update
 
 @dataclass(frozen=True)
 class Part:
-    """The match of exchanged arrays to a model's entries, by names and shapes.
+    """The match of exchanged arrays with the entries of a model's ``state_dict``, by names and
+    shapes.
 
     Arrays without names are matched by their order and shapes.
 
     Attributes:
-        names: for the name of each matched array, the name of the model's entry.
-        extra: the names of arrays that match no entry of the model, such as control variates.
-        missing: the names of the model's parameters that are personal or frozen: not exchanged.
+        names: for each matched array, by its name, the name of the model's entry.
+        extra: the names of arrays that match no entry of the model, such as SCAFFOLD's control
+            variates.
+        missing: the names of the model's parameters that are not exchanged, as they are personal or
+            frozen.
         num_entries: the number of entries of the model's ``state_dict``.
-        alike: where arrays without names have the shapes of several parts of the model, the name of
-            the first entry of each such part; empty where only one part fits.
+        alike: if arrays without names fit several parts of the model by their shapes, the name of
+            the first entry of each such part; empty if only one part fits.
     """
 
     names: Mapping[str, str]
@@ -87,11 +90,12 @@ class Part:
     ) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the exchanged parameters and buffers, and the names of less precise arrays.
 
-        The results have the names of the model's entries. An array is less precise if it has fewer
-        bits than the model's.
+        The results are keyed by the names of the model's entries. An array is less precise if its
+        numbers have fewer bits than the model's.
 
         Raises:
-            MalformedArraysError: as in :func:`flwr_leakage.flower.arrays.read_arrays`.
+            MalformedArraysError: an array does not fit the model's entry, or is not finite; see
+                :func:`flwr_leakage.flower.arrays.read_arrays`.
         """
         own = set(self.names.values())
         params = {name: value for name, value in gradient_map.params.items() if name in own}
@@ -104,10 +108,10 @@ class Part:
         return read_reply(held, params, buffers)
 
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
-        """Return, by a parameter's name, the extra array that fits it, as SCAFFOLD's variates do.
+        """Return the control variates (SCAFFOLD) among the arrays, by the parameter's name.
 
-        An extra array belongs to no entry of the model. Each parameter takes the next one of its
-        shape. The result is empty if a parameter has no such array.
+        They are arrays that match no entry of the model. In order, each parameter is paired with
+        the next such array of its shape. The result is empty if a parameter finds none.
         """
         others = iter(self.extra)
         found: Params = {}
@@ -119,7 +123,9 @@ class Part:
         return found
 
     def sentence(self) -> str:
-        """Return in words which arrays are exchanged; empty if they are just the whole model."""
+        """Return sentences on which arrays are exchanged; empty if they are exactly the whole
+        model.
+        """
         said = []
         if self.missing:
             verb = "is" if len(self.missing) == 1 else "are"
@@ -148,23 +154,24 @@ class Part:
 
 
 class Variates:
-    """The control variates of SCAFFOLD's clients, summed from the changes that they send.
+    """The control variates of SCAFFOLD's clients, as a server computes them from the changes that
+    clients send.
 
     A client with variates c_i takes K steps of size η along g + c − c_i, where g is its gradient
-    and c are the server's variates. It sends the change of c_i ← c_i − c + (x − y)/(K η), where x
-    and y are the parameters before and after its training (Karimireddy et al., 2020, option II of
-    equation 4). After one step of a client that was heard in all of its rounds, its first variates
-    and the sum of its changes give g itself.
+    and c are the server's variates. It then updates c_i ← c_i − c + (x − y)/(K η), where x and y
+    are the parameters before and after its training, and sends the change of c_i (Karimireddy et
+    al., 2020, option II of equation 4). For K = 1 the new c_i is g. So a server that saw all rounds
+    of a client gets g as the initial variates plus the sum of the changes.
     """
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[Params, Params]] = {}
 
     def hear(self, client: int, change: Params, params: Params) -> None:
-        """Add the change of control variates that a client sends in a round.
+        """Add a client's change of its control variates (SCAFFOLD) in a round to their sum.
 
-        ``change`` is empty if the client sends none; ``params`` are the parameters that it was
-        sent.
+        ``change`` is empty if the client sends none. ``params`` are the parameters that the client
+        was sent.
         """
         if change:
             _, own = self._heard.get(client, ({}, {}))
@@ -173,12 +180,14 @@ class Variates:
     def without(
         self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
     ) -> Params:
-        """Return a client's change of the parameters in a round, freed of control variates.
+        """Return a client's change of the parameters in a round without the effect of SCAFFOLD's
+        control variates.
 
         If the client took one step, the result is −η g with its learning rate η and gradient g.
-        Otherwise, or if the step and the change of variates that ``hear`` added do not agree, the
-        result is ``delta``, the change as observed. ``facts`` are what the client told, or
-        ``None``; ``server`` are the server's variates c that it was sent, empty for none.
+        Otherwise, or if this step does not agree with the change of variates that ``hear`` added,
+        the result is ``delta``, the observed change. ``facts`` are those that the client told on
+        its training, or ``None``. ``server`` are the server's variates c that the client was sent;
+        empty if none.
         """
         change, own = self._heard.get(client, ({}, {}))
         rate = facts.learning_rate if facts and facts.num_steps == 1 else 0.0
@@ -187,23 +196,24 @@ class Variates:
         step = scale(delta, -1 / rate)
         gap = subtract(step, add(change, server))
         if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
-            return delta  # the control variates do not explain this step
+            # the control variates do not explain this step, so that their effect cannot be removed
+            return delta
         return scale(own, -rate)
 
 
 _VARIATES_FIT = 1e-3
-"""The largest relative difference between a change that a client sends and the one that its step
-explains, for the change to count as one of control variates."""
+"""The largest relative difference between a client's step and the step that its control variates
+(SCAFFOLD) explain, at which their effect is removed."""
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:
     """Return the change θ_local − θ_t of the parameters by a client's training.
 
     ``local`` are the tensors that the client sent, and ``params`` the parameters θ_t that it was
-    sent. A client that sends a multiple of its update in the place of its parameters says so in its
-    ``facts``; where the multiple depends on a number of steps that it did not tell, it is taken to
-    be 1. A client is free to tell anything: a false claim spoils the attack on that client alone,
-    and is no error here.
+    sent. If a client sends a multiple of its update instead of its parameters, ``facts``, which the
+    client told on its training, say so. If the multiple depends on a number of steps that was not
+    told, the number is taken to be 1. A false claim is no error: it only spoils the attack on this
+    client.
     """
     if facts is None or facts.sends == PARAMETERS:
         return subtract(local, {name: params[name] for name in local})
@@ -221,10 +231,11 @@ def observation_of(
     """Return the observation of a client that may have trained only a part of the model.
 
     Args:
-        audit: the audit, which then attacks updates of the same part.
+        audit: the audit. If parameters are missing in the update, the audit's later attacks use the
+            updates of the others alone.
         where: the round and the client.
         sent: the parameters and the buffers that the client was sent.
-        made: the client's update; parameters that are missing in it are taken as unchanged.
+        made: the client's update; parameters that are missing in it count as unchanged.
     """
     params, buffers = sent
     if len(made.delta) < len(params):

@@ -1,6 +1,6 @@
 """Find faults of a round's replies that would harm an aggregation.
 
-Nothing here changes a reply. The caller decides whether a faulty one is handed on.
+The functions change no reply. Their caller decides whether a faulty reply is aggregated.
 """
 
 import math
@@ -20,16 +20,17 @@ from flwr.supercore.differential_privacy import KEY_NORM_BIT
 from flwr_leakage.flower.wire import records_of
 
 MAX_EXAMPLES = 2**53
-"""The largest number of samples that a client may report: up to here, a float counts them one by
-one."""
+"""The largest number of samples that a client may report. Floats represent all integers up to this
+one exactly."""
 
 Layout = tuple[tuple[str, ...], tuple[tuple[str, tuple[tuple[str, int], ...]], ...]]
-"""The names of a reply's array records, and for each metric record its name with pairs of a metric
-and its length (−1 for a single number)."""
+"""The layout of a reply: the names of its array records; and for each metric record, its name and
+pairs of a metric's name and length, with −1 as the length of a single number."""
 
 
 MAX_REASON = 500
-"""The number of characters that are recorded of a client's own words in each round."""
+"""The largest number of characters of a client's own text, such as an error, that are recorded in a
+round."""
 
 
 def unwrapped(strategy: Any) -> Iterator[Any]:
@@ -44,7 +45,7 @@ class Needs:
     """The metrics that a strategy needs in every reply.
 
     Attributes:
-        weight: the name of the metric that holds the number of samples.
+        weight: the name of the metric with the number of samples, by which replies are weighted.
         numbers: the names of further metrics, each a number ≥ 0, that the strategy reads.
         one_record: whether a reply must hold exactly one ``MetricRecord``, as Flower's strategies
             demand.
@@ -64,7 +65,8 @@ class Needs:
         for inner in unwrapped(strategy):
             key = getattr(inner, "weighted_by_key", None)
             found = key if found is None and isinstance(key, str) else found
-            checks = checks or isinstance(inner, FedAvg)  # Flower's own strategies derive from it
+            # all of Flower's own strategies derive from FedAvg
+            checks = checks or isinstance(inner, FedAvg)
             if isinstance(key := getattr(inner, "train_loss_key", None), str):
                 numbers.append(key)
             if isinstance(inner, DifferentialPrivacyClientSideAdaptiveClipping):
@@ -76,8 +78,8 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
     """Return the number of samples that a reply claims in the metric ``weighted_by_key``.
 
     Raises:
-        ValueError: the metric is missing, or is no number in [1, 2⁵³]. A sum of larger numbers may
-            overflow, and the average of the models with it.
+        ValueError: the metric is missing, or is no number in [1, 2⁵³]. With larger numbers, sums
+            and the average of the models might overflow.
     """
     for metrics in records_of(reply.content, MetricRecord).values():
         count = metrics.get(weighted_by_key)
@@ -92,7 +94,7 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
 
 
 def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
-    """Refuse a reply whose metrics a strategy cannot aggregate, whatever the other replies hold.
+    """Check that a strategy can aggregate a reply's metrics, as far as this reply alone shows.
 
     Of the reply to an evaluation (``is_train`` false), only the number of metric records is
     checked.
@@ -140,8 +142,8 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
     """Return the most common of at least one layout of replies: names of records and metrics.
 
-    Of several that are equally common, it is that of earlier rounds (``before``), then the one with
-    the fewest metrics.
+    If several are equally common, the layout of earlier rounds (``before``) is preferred, then one
+    with the fewest metrics.
     """
     counts = Counter(layouts)
 
@@ -152,7 +154,9 @@ def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
-    """Return in words how a reply's names of records and metrics differ from the ``usual`` ones."""
+    """Return a text on how a reply's names of records and metrics, ``found``, differ from the
+    ``usual`` ones.
+    """
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 
@@ -171,7 +175,9 @@ def _length(value: object) -> int:
 
 
 class Sent:
-    """The messages that were sent in one training or evaluation of a round, by node id."""
+    """The messages that the server sent in one training or evaluation phase of a round, by node
+    id.
+    """
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._arrays: dict[int, list[list[ArrayRecord]]] = {}
@@ -191,7 +197,9 @@ class Sent:
         return records[0]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the arrays that the first node was sent, by name; may be empty."""
+        """Return the shapes of the arrays that the first node was sent, by name; empty if none was
+        sent.
+        """
         for records in self._arrays.values():
             return {name: tuple(a.shape) for record in records[0] for name, a in record.items()}
         return {}
@@ -202,9 +210,10 @@ class Sent:
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Return why replies answer no message that was sent, in words, by the reply's index.
+        """Return the replies that answer no sent message, by their index, with the reason in words.
 
-        Such a reply is a second answer, or of a node that was sent nothing. Errors are left out.
+        Such a reply is a node's second one, or comes from a node that was sent nothing. Replies
+        with errors are not considered.
         """
         seen: Counter[int] = Counter()
         found = {}

@@ -1,4 +1,6 @@
-"""View one phase of a round as the server sees it: the clients asked, and their answers."""
+"""Read one phase of a round, training or evaluation, as the server sees it: asked clients and
+replies.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,9 +44,11 @@ class Seen:
     Attributes:
         observations: pairs of a reply's index and the observation of its update, for each update
             that can be read.
-        notes: the clients' notes, under the names that the server knows them by.
-        faults: by a reply's index, the reason why it would harm an aggregation.
-        unknown: the clients whose samples an evaluator cannot know, as their name is not certain.
+        notes: the notes that clients put beside their updates, with the client ids that the server
+            believes.
+        faults: for each reply that would harm an aggregation, by its index, the reason.
+        unknown: the clients whose claimed client id is not certain, so that an evaluator cannot
+            know their samples.
     """
 
     observations: Sequence[tuple[int, Observation]]
@@ -55,15 +59,16 @@ class Seen:
 
 @dataclass
 class RoundView:
-    """One training or evaluation of a round, as the server sees it.
+    """A reader of the replies in one training or evaluation phase of a round.
 
     Attributes:
         audit: the audit that records errors.
-        names: the clients' names by node id; it learns from the clients' notes.
+        names: the table of client ids by node id, to which the clients' notes are added.
         server_round: the number of the round, from 1.
         sent: the messages that were sent, by node.
         needs: the metrics that the strategy needs in every reply.
-        drop: whether bad replies will be left out; warnings say so.
+        drop: whether bad replies are left out of the aggregation. If so, arrays with other names
+            than were sent make a reply bad.
         usual: the most common names of records and metrics in earlier replies, ``None`` for none.
         expected: the names, shapes and types that a reply's arrays must have.
         variates: the control variates of SCAFFOLD's clients, from this round and those before.
@@ -122,19 +127,23 @@ class RoundView:
     def _faults(
         self, replies: Sequence[Message], phase: str, check: Callable[[int, Message], Layout]
     ) -> dict[int, str]:
-        """Return in words, by the reply's index, why a reply is bad, and record a warning for each.
+        """Return the bad replies, by their index, with the reason in words, and record a warning
+        for each.
 
-        ``check`` takes a reply with its index, raises an error if it is bad, and else returns its
-        layout: its names of records and metrics. Warnings begin with ``phase``.
+        ``check`` takes the index of a reply and the reply. It raises an error if the reply is bad,
+        and else returns its layout, the names of its records and metrics. Warnings begin with
+        ``phase``.
         """
         faults = self.sent.unasked(replies)
         layouts = {}
         for place, reply in enumerate(replies):
-            if reply.has_error() or place in faults:  # strategies do not aggregate errors
+            # replies with errors are skipped, as strategies do not aggregate them
+            if reply.has_error() or place in faults:
                 continue
             try:
                 layouts[place] = check(place, reply)
-            except Exception as error:  # a client may have written anything
+            # a client's reply may hold anything, so that any error may occur
+            except Exception as error:
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
         fate = "was left out of the aggregation" if self.drop else "is bad, and was handed on"
@@ -154,7 +163,9 @@ class RoundView:
             self._warn(node, f"{phase}{{}} never replied")
 
     def _read_notes(self, replies: Sequence[Message]) -> dict[int, ClientNote]:
-        """Return the notes that can be read, by node id, and learn the clients' names from them."""
+        """Return the readable notes beside the updates, by node id, and learn the client ids that
+        they claim.
+        """
         notes: dict[int, ClientNote] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -188,7 +199,8 @@ class RoundView:
             return None, check_like(records[0], self.sent.arrays(node))
         try:
             params, buffers, _ = self._state_sent_to(node)
-        except NotFiniteError as error:  # the server sent it, so that no client is to blame
+        # these are the server's own arrays, so that no client is to blame
+        except NotFiniteError as error:
             self.audit.warn_once(self.server_round, -1, diverged(error))
             return None, ()
         client = self.names.of(node)
@@ -214,12 +226,12 @@ class RoundView:
     def _read_part(self, reply: Message) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters, the buffers and the names of less precise arrays in a reply.
 
-        It is for a reply that holds a part of the model, or other arrays besides. An array is less
-        precise if it has fewer bits than the model's.
+        The method serves for a reply that holds a part of the model, or further arrays. An array is
+        less precise if its numbers have fewer bits than the model's.
 
         Raises:
-            MalformedArraysError: the reply holds no array of the model that was sent, or, where bad
-                replies are left out, arrays of other names than were sent.
+            MalformedArraysError: the reply has none of the arrays that were sent; or, if bad
+                replies are left out, its arrays have not exactly the names that were sent.
         """
         (arrays,) = records_of(reply.content, ArrayRecord).values()
         sent = self._names_to(reply)
@@ -234,13 +246,15 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse a reply's less precise arrays ``narrow``, unless the server sent them so, too.
+        """Check that the server, too, sent the arrays ``narrow`` with less precision than the
+        model's.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in the place of
         floating-point ones.
 
         Raises:
-            ValueError: there are such arrays. The message names the first ones.
+            ValueError: the node received some of them with the model's precision. The message names
+                the first ones.
         """
         if not narrow:
             return
@@ -255,7 +269,9 @@ class RoundView:
 
     @cached_property
     def _misfit(self) -> str:
-        """Return in words why the arrays that the server sends are not the model's; else empty."""
+        """Return a text on why the arrays that the server sends are not the model's; empty if they
+        are.
+        """
         shapes = self.sent.shapes()
         reason = self.expected.misfit(list(shapes)) if shapes else ""
         if reason:
@@ -266,9 +282,10 @@ class RoundView:
 
     @cached_property
     def _part(self) -> Part | None:
-        """Return how the sent arrays match the model; ``None`` if they are its ``state_dict``.
+        """Return the match of the sent arrays with the model; ``None`` if they are its whole
+        ``state_dict``.
 
-        It is ``None``, too, if nothing was sent or the arrays do not match.
+        The result is also ``None`` if nothing was sent, or if no sent array matches.
         """
         shapes = self.sent.shapes()
         if self._misfit or not shapes or not self.expected.misfit(list(shapes)):
@@ -289,9 +306,8 @@ class RoundView:
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters and buffers sent to a node, and the names of less precise arrays.
 
-        Less precise arrays have fewer bits than the model's. Entries that are not sent have the
-        values of the model that the server was given. Most strategies send the same record to all
-        nodes; it is read once.
+        Less precise arrays have fewer bits than the model's. Entries that were not sent have the
+        values of the audit's model. A record that is sent to several nodes is read only once.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
@@ -305,9 +321,11 @@ class RoundView:
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
-        """Return the replies whose names of records and metrics differ from most, with the reason.
+        """Return the replies whose layout differs from that of most replies, by their index, with
+        the reason.
 
-        Flower refuses to aggregate such replies. They are known by their index, as in ``layouts``.
+        A layout is the names of records and metrics. Flower does not aggregate replies of different
+        layouts. ``layouts`` are the replies' layouts by index.
         """
         if not layouts:
             return {}
@@ -321,9 +339,9 @@ class RoundView:
     ) -> None:
         """Record a warning about a node.
 
-        ``{}`` in the message is replaced by the node in words. ``warn`` is the method of the audit
-        that records it: by default ``warn``, or ``warn_once`` if the warning may recur in each
-        round.
+        ``{}`` in the message is replaced by words for the node. ``warn`` is the audit's method that
+        records the warning: by default ``audit.warn``; ``audit.warn_once`` for a warning that may
+        recur in each round.
         """
         if node not in self.names.known:
             self.names.mentioned.add(node)

@@ -1,4 +1,4 @@
-"""Share the captured samples of a simulation with the evaluator by a folder.
+"""Share the samples that clients of a simulation captured with the server's evaluator, by a folder.
 
 Clients and server of a simulation share a file system. The samples travel in no message: a client
 on a real node writes them to its own disk, and nobody else reads them.
@@ -13,7 +13,8 @@ from flwr_leakage.tracking.jsonl import write_private
 
 @dataclass(frozen=True)
 class TruthFolder:
-    """A folder with the samples that each client used in its latest round; it is made if missing.
+    """A folder with the samples that each client used in its latest round, created if it is
+    missing.
 
     An evaluator on the server reads the samples from it, to measure how good an attack was.
     """
@@ -23,9 +24,10 @@ class TruthFolder:
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
         """Write the samples that a client used in a round, and delete those of earlier rounds.
 
-        Only their owner can read the file.
+        Only the user who runs the client can read the file.
         """
-        from flwr_leakage.audit.kept import truth_to_bytes  # this import needs the extra ``server``
+        # imported here, as it needs packages of the extra ``server``
+        from flwr_leakage.audit.kept import truth_to_bytes
 
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in self.path.glob(f"round-*-client-{client_id}.truth"):

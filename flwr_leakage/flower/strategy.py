@@ -1,9 +1,8 @@
 """Put an honest-but-curious observer around any Flower strategy on the server.
 
 The wrapped strategy runs its own ``start`` and its own rounds. By default the observer changes
-neither which clients it samples, nor which replies it is handed and in which order, nor the
-process-wide random states, nor the errors that it raises. Errors of the audit are recorded, and
-never raised.
+neither which clients the strategy samples, nor the replies that it gets and their order, nor its
+errors, nor the process-wide random states. Errors of the audit are recorded, and never raised.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +31,9 @@ PHASES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate
 class HonestButCurious(Strategy):
     """A wrapper of any Flower strategy that hands each client's update to an audit.
 
-    Use it outermost, around server-side differential privacy too: such strategies clip the replies
-    in place, and a curious server reads the replies before that. All other attributes of the
-    wrapper are those of the wrapped strategy.
+    Make this the outermost wrapper, also around strategies for server-side differential privacy:
+    they clip replies in place, and a curious server reads the replies before. All other attributes
+    of the wrapper are those of the wrapped strategy.
 
     Args:
         strategy: the strategy that trains.
@@ -45,15 +44,15 @@ class HonestButCurious(Strategy):
             records its faults. ``drop`` records replies that would break or poison an aggregation,
             and leaves them out, however many they are, so that no bad client ends a run. A reply is
             left out if its arrays do not have the names and shapes of those that were sent, are not
-            finite, or are less precise; if its number of samples is missing or absurd; if it has
-            not exactly one record of metrics, or lacks a metric that the strategy reads; or if it
-            is a node's second answer. A reply without such a fault is left out, too, if its metrics
-            have other names than those of most clients, as no strategy averages both. If no reply
-            is left, the strategy is handed nothing, and the run goes on with the present model.
+            finite, or have fewer bits; if its number of samples is missing or absurd; if it has not
+            exactly one record of metrics, or lacks a metric that the strategy reads; or if it is a
+            node's second answer. A reply without such a fault is left out, too, if its metrics have
+            other names than those of most clients, as no strategy averages both. If no reply is
+            left, the strategy is handed nothing, and the run goes on with the present model.
         reproducible: whether clients are sampled by the audit's seed and the round, and replies are
             handed on in the order of the clients, so that the same seed gives the same
-            floating-point sums; for simulations. The process-wide random states stay as they are
-            in this case, too.
+            floating-point sums; for simulations. The process-wide random states stay as they are in
+            this case, too.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ class HonestButCurious(Strategy):
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped strategy's attribute of a name that this class lacks."""
-        if name == "strategy":  # copying asks for attributes before ``__init__`` is run
+        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``
+        if name == "strategy":
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
@@ -108,7 +108,7 @@ class HonestButCurious(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages by which the wrapped strategy asks for training; remember them."""
+        """Return and remember the messages by which the wrapped strategy asks clients to train."""
         self._guarded(server_round, self.audit.begin_round, server_round)
         with self._sampling(f"{self.audit.seed}-{server_round}"):
             messages = list(self._inner("configure_train")(server_round, arrays, config, grid))
@@ -130,7 +130,7 @@ class HonestButCurious(Strategy):
             result: tuple[ArrayRecord | None, MetricRecord | None] = self._aggregate(
                 "aggregate_train", server_round, received, handed_on, (None, None)
             )
-        # The run ends here, but the other clients' updates are audited all the same.
+        # The strategy's error ends the run, but the updates that were sent are still audited.
         except Exception:
             self._inspect(server_round, seen, len(handed_on))
             raise
@@ -159,7 +159,9 @@ class HonestButCurious(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages by which the wrapped strategy asks for evaluations; remember them."""
+        """Return and remember the messages by which the wrapped strategy asks clients to
+        evaluate.
+        """
         with self._sampling(f"{self.audit.seed}-{server_round}-evaluate"):
             messages = list(self._inner("configure_evaluate")(server_round, arrays, config, grid))
         self._evaluation = self._view(server_round, messages, self._evaluation.usual)
@@ -168,7 +170,9 @@ class HonestButCurious(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the strategy's aggregate of evaluations; record bad and missing replies."""
+        """Return the wrapped strategy's aggregate of evaluations, and record bad and missing
+        replies.
+        """
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
         handed_on = self._handed_on(received, faults or {})
@@ -191,16 +195,17 @@ class HonestButCurious(Strategy):
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
-        """Return those of the received replies that the strategy is handed.
+        """Return the received replies that the wrapped strategy gets.
 
-        They are in the order of arrival, or of the clients if the run is reproducible. Replies with
-        faults, known by their index, are left out if bad replies are dropped.
+        The replies are in the order of arrival; if the run is reproducible, in that of client ids.
+        If bad replies are dropped, those in ``faults`` (the reasons by a reply's index) are left
+        out.
         """
         kept = received
         if self.bad_replies == "drop":
             kept = [reply for place, reply in enumerate(received) if place not in faults]
         if self.reproducible:
-            # Replies arrive in any order, and floating-point sums depend on it.
+            # Floating-point sums depend on the order of replies, which arrive in any order.
             kept = sorted(kept, key=lambda reply: self._names.of(reply.metadata.src_node_id))
         return kept
 
@@ -214,7 +219,8 @@ class HonestButCurious(Strategy):
     ) -> Any:
         """Return the result of the wrapped strategy's method ``name`` on the replies ``handed_on``.
 
-        It is ``nothing`` if the method fails since all ``received`` replies were left out.
+        If all ``received`` replies were left out and the method therefore fails, the result is
+        ``nothing``.
         """
         try:
             return self._inner(name)(server_round, handed_on)
@@ -230,7 +236,9 @@ class HonestButCurious(Strategy):
         return seeded_sampling(seed) if self.reproducible else nullcontext()
 
     def _inner(self, name: str) -> Callable[..., Any]:
-        """Return the wrapped strategy's own method, even while this wrapper replaces it."""
+        """Return the wrapped strategy's own method ``name``, even while this wrapper's method
+        replaces it.
+        """
         method: Callable[..., Any] = self._own.get(name) or getattr(self.strategy, name)
         return method
 
@@ -238,7 +246,7 @@ class HonestButCurious(Strategy):
     def _hooked(self) -> Iterator[None]:
         """Replace the wrapped strategy's methods by this wrapper's in a ``with`` block.
 
-        So the strategy's own ``start`` calls this wrapper in every phase of a round.
+        Thereby the strategy's own ``start`` calls the wrapper's methods in every phase of a round.
         """
         covered = {
             name: vars(self.strategy)[name] for name in PHASES if name in vars(self.strategy)
@@ -258,6 +266,6 @@ class HonestButCurious(Strategy):
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
         """Return the result of a function of the audit; ``None`` after an error.
 
-        The error is recorded, and never reaches the training.
+        The error is recorded, and not raised.
         """
         return guarded(self.audit, server_round, action, *args)

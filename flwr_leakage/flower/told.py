@@ -1,4 +1,6 @@
-"""Audit on a server that reads missing settings off the clients' notes."""
+"""Audit on a server, with missing settings read from the notes that clients put beside their
+updates.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -14,15 +16,17 @@ from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
 UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
-"""A stand-in for inputs that no client has told yet; nothing is attacked before one has."""
+"""The audit's input spec as long as no client has told one. Nothing is attacked under this spec."""
 
 UNTOLD_SCHEDULE = LocalSchedule(1.0)
-"""A stand-in for the schedule, which each client tells for itself."""
+"""The audit's schedule if the operator gave none. Each client is attacked under the schedule that
+it told."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """The settings that the server's operator gives; ``None`` leaves one to each client's note.
+    """The settings that the server's operator gives. A setting that is ``None`` is read from the
+    note that each client puts beside its update.
 
     Attributes:
         spec: shapes, classes and normalisation of the inputs.
@@ -40,11 +44,11 @@ class Given:
 
 @dataclass
 class ToldAudit(ServerAudit):
-    """A server audit that completes each observation by the client's own account of its training.
+    """A server audit that takes missing settings from each client's own account of its training.
 
-    Clients may differ in their schedules, their inputs and their BatchNorm mode. Each is attacked
-    under its own account, so that a false account harms the audit of no other client. Inputs that
-    the model does not accept, or that would need too much memory or time, are refused before
+    Clients may differ in their schedules, their inputs and their BatchNorm mode. Each client is
+    attacked under its own account, so that a false account spoils no other client's audit. Inputs
+    that the model does not accept, or that would need too much memory or time, are refused before
     anything is allocated.
 
     A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
@@ -52,8 +56,8 @@ class ToldAudit(ServerAudit):
     none, all public normalisations are tried, and the one under which the attack fits the update
     best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`).
 
-    A mean update is attacked as if all clients in it had trained like most of them. A warning names
-    each client whose account differs or is missing.
+    A mean update is attacked as if all its clients had trained as most of them said. A warning
+    names each client whose account differs or is missing.
 
     Attributes:
         given: the operator's settings, which replace those of the clients.
@@ -64,10 +68,13 @@ class ToldAudit(ServerAudit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._spared: dict[tuple[int, int], int] = {}
-        self._specs: dict[int, InputSpec] = {}  # the inputs of clients that told a normalisation
+        # by client id, the input specs of clients that told a public normalisation
+        self._specs: dict[int, InputSpec] = {}
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Remember a client that is not attacked; ``inspect`` then records its training."""
+        """Note that a client is not attacked in this round; :meth:`inspect` then records only its
+        training.
+        """
         self._spared[server_round, client_id] = num_examples
 
     def inspect(
@@ -79,11 +86,13 @@ class ToldAudit(ServerAudit):
         num_updates: int | None = None,
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Complete the observations by the clients' notes, then attack as ``ServerAudit`` does.
+        """Complete the observations with settings from the clients' notes, then attack as
+        ``ServerAudit`` does.
 
         ``unknown`` are the clients whose samples an evaluator cannot know. ``num_updates`` is the
-        number of updates that were aggregated, ``None`` for those observed. ``inputs`` are, by
-        client id, the input spec and the BatchNorm mode to assume in the place of those told.
+        number of updates that were aggregated; ``None`` if it is that of the observations.
+        ``inputs`` are, by client id, an input spec and a BatchNorm mode that replace those that the
+        client told.
         """
         facts = {note.client_id: note.training for note in notes}
         for (when, client_id), num_examples in self._spared.items():
@@ -118,7 +127,9 @@ class ToldAudit(ServerAudit):
     def _doubt(
         self, seen: Observation, schedule: LocalSchedule, told: TrainingFacts | None
     ) -> None:
-        """Warn if the operator's schedule leaves out samples of a client that tells no schedule."""
+        """Warn if the schedule's steps do not use all samples of a client that told no number of
+        steps.
+        """
         count, used = seen.update.num_examples, schedule.num_samples_used(seen.update.num_examples)
         if (told is None or not told.num_steps) and used < count:
             self.warn_once(
@@ -130,21 +141,23 @@ class ToldAudit(ServerAudit):
             )  # fmt: skip
 
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
-        """Remember the clients' public normalisations, for clients whose inputs fit none.
+        """Remember the public normalisations that clients told, for the attack on clients that told
+        none.
 
         ``facts`` are, by client id, what each client told about its training.
         """
         for client_id, told in facts.items():
-            with suppress(ValueError):  # it told nothing
+            with suppress(ValueError):  # a client that told no input spec is skipped
                 if (spec := _of(told).spec()).known:
                     self._specs[client_id] = spec
 
     def _pooled(self, spec: InputSpec) -> InputSpec:
-        """Return the spec of a client's inputs, with a normalisation that other clients told.
+        """Return the spec of a client's inputs, with the normalisation that other clients told if
+        its own is not known.
 
         A spec whose normalisation is known is returned as it is. If other clients with inputs of
-        the same shape told several normalisations, the most common one is taken and marked as not
-        known, so that an attack tries it first and others afterwards.
+        the same shape told several normalisations, the spec gets the most common one with ``known``
+        false, so that an attack tries it first and other public ones afterwards.
         """
         if spec.known:
             return spec
@@ -169,12 +182,14 @@ class ToldAudit(ServerAudit):
         optimizer = "SGD"
         try:
             one = self._assume(told)
-        except ValueError:  # it is recorded as the reason why the client is not attacked
+        # ``inspect`` records this error as the reason why the client is not attacked
+        except ValueError:
             if told is None or told.optimizer == "SGD":
                 return
             try:
                 one = self._told_steps(told)
-            except ValueError:  # it told neither steps nor inputs
+            # the client told no steps or no inputs, without which nothing can be tested
+            except ValueError:
                 return
             optimizer = told.optimizer
         update = replace(seen.update, schedule=one.schedule, mixed=_mixes(told))
@@ -183,7 +198,7 @@ class ToldAudit(ServerAudit):
         self.test_members(seen.server_round, [complete], unknown, inputs, optimizer)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
-        """Record the training of a client that is not attacked, as far as it was told, and why."""
+        """Record why a client is not attacked, and its training as far as the client told it."""
         done, optimizer = self._schedule_of(told), "SGD"
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer
@@ -191,7 +206,8 @@ class ToldAudit(ServerAudit):
         self._recorder.client(where, done, count, reason, optimizer)
 
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
-        """Infer the labels behind an update that is too large for attacks, if its steps are known.
+        """Infer the labels in an update of too many samples for attacks, if the client told its
+        steps.
 
         ``unknown`` are the clients whose samples an evaluator cannot know.
         """
@@ -211,7 +227,7 @@ class ToldAudit(ServerAudit):
         self.look_at_large(complete, one.inputs, unknown, training.optimizer)
 
     def _told_steps(self, told: TrainingFacts) -> Assumed:
-        """Return a client's local steps and the facts of its inputs, whichever optimizer it used.
+        """Return the steps that a client told and the facts on its inputs, whatever its optimizer.
 
         The steps, with their learning rate and batch size, are as the client told. The facts are
         the inputs' shape, classes and normalisation, and the BatchNorm mode: those given to the
@@ -231,7 +247,8 @@ class ToldAudit(ServerAudit):
     ) -> tuple[dict[int, Assumed], dict[int, str]]:
         """Return the assumptions of an attack on each client, and why others cannot be attacked.
 
-        Both are by client id, and follow from ``facts``, those that clients told of their training.
+        Both results are keyed by client id. ``facts`` are those that clients told about their
+        training.
         """
         assumed, refused = {}, {}
         for seen in observations:
@@ -242,7 +259,8 @@ class ToldAudit(ServerAudit):
                 assumed[client_id] = one
             except ValueError as error:
                 refused[client_id] = str(error).rstrip(".")
-            except Exception as error:  # any error concerns this client alone
+            # an error in one client's account must not stop the others' audit
+            except Exception as error:
                 refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused
 
@@ -255,12 +273,12 @@ class ToldAudit(ServerAudit):
     ) -> tuple[dict[int, Assumed], dict[int, str]]:
         """Return the common assumptions about all clients of a mean update, or why it is refused.
 
-        They are the schedule, the inputs and the BatchNorm mode that more than half of the clients
-        told. A client that told something else spoils the attack if it told the truth, and hides
-        nobody if it lied. The mean is refused if no such majority agrees, or if the steps of all
-        clients use more than ``max_samples`` samples. Both results, the assumptions and the reasons
-        for a refusal, are by client id, and one of them is empty. ``refused`` are clients without
-        usable assumptions.
+        The assumptions are the schedule, the inputs and the BatchNorm mode that more than half of
+        the clients told. If a client truly trained otherwise, the attack may fail; a false account
+        of a minority changes nothing. The mean is refused if no such majority agrees, or if the
+        steps of all clients use more than ``max_samples`` samples. Both results, the assumptions
+        and the reasons of a refusal, are keyed by client id, and one of them is empty. ``refused``
+        are clients without usable assumptions.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)
@@ -303,7 +321,8 @@ class ToldAudit(ServerAudit):
     def _assume(self, told: TrainingFacts | None) -> Assumed:
         """Return the assumptions of an attack on a client.
 
-        Each is the operator's setting, or if the operator gave none, what the client told.
+        Each assumption is the operator's setting; if the operator gave none, it is the setting that
+        the client told.
 
         Raises:
             ValueError: a setting is neither given nor told.
@@ -319,7 +338,8 @@ class ToldAudit(ServerAudit):
         return Assumed(schedule, spec, mode)
 
     def _check(self, one: Assumed) -> None:
-        """Refuse an attack that would take too long, or inputs that the model does not accept.
+        """Check that an attack would not take too long, and that the model accepts the assumed
+        inputs.
 
         Raises:
             ValueError: the steps use more samples than ``max_samples``, or the model does not
@@ -345,7 +365,8 @@ class ToldAudit(ServerAudit):
     def _assumed_of(self, note: ClientNote) -> Assumed | None:
         try:
             return self._assume(note.training)
-        except ValueError:  # ``inspect`` records the reason
+        # ``inspect`` records this error as the reason why the client is not attacked
+        except ValueError:
             return None
 
 
@@ -365,7 +386,9 @@ def _of(told: TrainingFacts | None) -> TrainingFacts:
 
 
 def _steps_of(told: TrainingFacts) -> LocalSchedule:
-    """Return the schedule of the steps that a client told, as if its optimizer were SGD."""
+    """Return a schedule with the steps, batch size and learning rate that a client told, whatever
+    its optimizer.
+    """
     return LocalSchedule(
         told.learning_rate, told.num_steps, told.batch_size, told.momentum, told.weight_decay
     )

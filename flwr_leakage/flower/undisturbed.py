@@ -1,4 +1,6 @@
-"""Guard what an observer must not change: random states, SIGTERM, and the course of a training."""
+"""Protect a training from its observer: its random states, its handling of SIGTERM, and its
+course.
+"""
 
 import logging
 import random
@@ -22,7 +24,7 @@ def random_states_kept() -> Iterator[None]:
     """Restore the states of the generators of ``random``, NumPy and torch after a ``with`` block.
 
     Flower's strategies sample clients by ``random`` and draw the noise of differential privacy from
-    NumPy; an attack within the block may draw from any of them.
+    NumPy. Code within the block, such as an attack, may draw from any of them.
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -37,7 +39,7 @@ def random_states_kept() -> Iterator[None]:
 def seeded_sampling(seed: str) -> Iterator[None]:
     """Seed Python's ``random``, by which Flower's strategies sample clients, in a ``with`` block.
 
-    Its state is restored afterwards.
+    The generator's state is restored afterwards.
     """
     state = random.getstate()
     random.seed(seed)
@@ -49,7 +51,7 @@ def seeded_sampling(seed: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Have SIGTERM raise ``SystemExit(143)`` in a ``with`` block, so that ``finally`` clauses run.
+    """Let SIGTERM raise ``SystemExit(143)`` in a ``with`` block, so that ``finally`` clauses run.
 
     Nothing changes in a process that has a handler of its own, nor in threads other than the main
     one, which cannot handle signals.

@@ -1,6 +1,7 @@
-"""Test records for membership by algebra, for steps with few enough samples.
+"""Test records for membership exactly, by linear algebra, for a single step on few enough samples.
 
-The row space of a layer's update then contains the inputs of the step's samples, and no others.
+The row space of a layer's update then contains the layer inputs of the step's samples, and no other
+records'.
 """
 
 from collections.abc import Sequence
@@ -17,59 +18,66 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 
 EXACT_RESIDUAL = 5e-3
-"""Largest residual at which algebra shows a record's membership; one layer is enough. The residual
-is the distance of the record's layer input h from the row space of the layer's update, over ‖h‖.
-In single precision almost all members have a smaller one; with noise of 0.01 on its pixels, a
-member has a larger one (simulations/benchmarks/results/membership.md)."""
+"""The largest residual in some layer at which linear algebra shows a record's membership. The
+residual is the distance of the record's layer input h from the row space of the layer's update,
+divided by ‖h‖. In single precision almost all members have a smaller residual. A member's copy with
+noise of 0.01 on the pixels has a larger one (simulations/benchmarks/results/membership.md)."""
 
 EXACT_MARGIN = 0.1
-"""In the layer that shows a record's membership, its residual must be at most this share of the
-smallest residual of a null record; in all other layers it must be below that smallest one."""
+"""A bound relative to null records, which are known not to be members. In the layer that shows a
+record's membership, the record's residual must be at most this share of the smallest null residual.
+In all other layers it must be below the smallest null residual."""
 
 EXACT_P_VALUE = 1e-4
-"""Largest p-value at which algebra shows a record's membership; see ``tail_p_values``."""
+"""The largest p-value, by ``tail_p_values``, at which linear algebra shows a record's
+membership."""
 
 SHARE_TOLERANCE = 0.02
-"""Relative difference up to which two layers' shares of one sample in the update are taken for
-equal, as rounding makes them differ."""
+"""The relative difference up to which the shares that a record's gradient has in two layers'
+updates count as equal. Rounding makes a sample's shares differ by less."""
 
 RESIDUAL_WEIGHT = 0.25
-"""Weight of a record's residual where it is added to the fit of the record's own outer product,
-which has weight 1. Any weight from 0 to 0.5 finds 70 to 72 % of a trained MLP's members at 0.1 % of
-false alarms on ten development draws, where the residual alone finds 53 %."""
+"""The weight of a record's residual (the distance of its layer input from the row space of the
+layer's update) in a sum with :meth:`RowSpace.agreement` of its gradient with the update, whose
+weight is 1. On ten development draws of a trained MLP, any weight from 0 to 0.5 finds 70 to 72 % of
+the members at 0.1 % of false alarms; the residual alone finds 53 %."""
 
 CHANGED_DAMPING = 1e-4
-"""Damping λ, relative to the largest squared singular value, of the fit of a record's outer product
-if the client may have changed its samples before training, as by MixUp."""
+"""The damping λ in :meth:`RowSpace.agreement`, relative to the largest squared singular value, for
+clients that may have changed their samples before training, as by MixUp."""
 
 SPANNED_P_VALUE = 1e-3
-"""If a candidate has at most this corrected p-value, the row spaces are taken to contain the
-client's records. If no candidate has, another statistic ranks the records; this second try adds at
-most this number to the probability of a false alarm."""
+"""If the smallest corrected p-value of the tested records is at most this number, the layers' row
+spaces count as containing the inputs of the client's records. If it is larger, another statistic
+ranks the records. This choice adds at most this number to the probability of a false alarm."""
 
 CHANGED_P_VALUE = 5e-3
-"""If a candidate has at most this corrected p-value by the fit with ``CHANGED_DAMPING``, that fit
-ranks the records. Otherwise the gradient cosine does. On eight development draws of MixUp the fit
-is used in five, and on 24 of InstaHide in none."""
+"""If the smallest corrected p-value of the tested records, by :meth:`RowSpace.agreement` with
+``CHANGED_DAMPING``, is at most this number, this statistic ranks the records. If it is larger, the
+gradient cosine ranks them. The agreement was used in five of eight development draws of MixUp, and
+in none of 24 of InstaHide."""
 
 FOREIGN_P_VALUE = 0.01
-"""If a record lies in the row spaces, but the fit of its own outer product has a larger p-value
-than this, the record is taken for no sample."""
+"""The p-value of :meth:`RowSpace.agreement` of a record's gradient with the update, above which a
+record with inputs in the row spaces counts as no sample, but as a combination of samples."""
 
 SILENT = 5.0
-"""A record is silent, so that nothing can be said of it, if in every layer its part e hᵀ/n of the
-update has a norm below this many times the noise of one entry: a product eᵀGh with unit vectors e
-and h has the noise of one entry of G. A part of it that other samples share is lost as well."""
+"""The ratio of ‖e hᵀ‖/n, a record's part of a layer's update G of n samples, to the noise σ of one
+entry of G. If it is smaller in every layer, nothing can be said of the record's membership. Here h
+is the record's input of the layer, and e the derivative of its loss by the layer's outputs. The
+product eᵀGh, by which the part is found, has the noise σ for unit vectors e and h. If other
+samples' parts overlap with the record's, even less of it can be found."""
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Return whether each of C records lies in some layer's row space up to rounding, and in all S
-    layers nearer to it than all N null records, which are known not to be members.
+    """Return whether each of C records (C,) is a member: its input lies in some layer's row space
+    up to rounding, and in each of S layers nearer to the row space than the inputs of all N null
+    records, which are known not to be members.
 
     ``logs`` and ``of_null`` hold log r, with the relative distance r of a record's layer input from
-    the row space of the layer's update. As inputs may fill fewer directions than a layer has, other
-    records' inputs come near the row space by chance: with enough null records, a record's r must
-    lie beyond the tail of theirs as well.
+    the row space of the layer's update. A layer's inputs may vary in few directions only, so that
+    those of non-members come near the row space by chance. If there are enough null records, a
+    member's p-value by the tail of their r must also be below ``EXACT_P_VALUE``.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
@@ -78,8 +86,9 @@ def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bo
 
 
 def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
-    """Return whether each residual r, given as log r in S layers, is as small as rounding, and far
-    below those of all null records, which are known not to be members.
+    """Return whether each residual r is below ``EXACT_RESIDUAL``, as by rounding alone, and below
+    ``EXACT_MARGIN`` times the smallest of null records, which are known not to be members. ``logs``
+    and ``of_null`` hold log r in S layers.
     """
     margins = (logs - of_null.amin(0)).exp()
     return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
@@ -92,21 +101,22 @@ def tell_single(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
-    """Return which records' own gradients are part of the update, and which records only lie in the
-    row spaces of the layers.
+    """Return which records' own gradients are part of the update, and which records only have
+    inputs in the layers' row spaces.
 
-    The row spaces contain all combinations of the samples' inputs. Records outside are not tested.
-    Only for a sample itself, the outer product that is its gradient has the same share of the
-    update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only, this
-    share must be that of one sample among n, with n the number that the client states or the
-    update's rank.
+    The row spaces contain all linear combinations of the samples' inputs. Records outside of them
+    are not tested. Only for a sample itself does its gradient's outer product have the same share
+    of the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer
+    only, this share must be that of one sample among n, with n the number that the client states or
+    the update's rank.
 
-    The results are two lists of booleans (C,): for records whose own gradient is part of the
-    update, and for other records in the row spaces.
+    The results are two tensors of booleans (C,): true for records whose own gradient is part of the
+    update; and true for other records in the row spaces.
 
     Args:
         flat: the update with its model, whose BatchNorm uses running statistics.
-        spans: the row spaces of S layers. Those that see a sample at several positions are skipped.
+        spans: the row spaces of S layers. Layers that see a sample at several positions, as most
+            convolutions do, are skipped.
         candidates: C records with their labels.
         logs: (C, S) log r of the records' residuals r.
         of_null: (N, S) log r of null records, which are known not to be members.
@@ -140,14 +150,15 @@ def rank_by_own_gradient(
     """Return statistics of records from their residuals and own gradients, small for members.
 
     The statistic is the fit of the record's outer product in each layer (see
-    :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, plus
-    a part of the residual. If the row spaces show no candidate, as after mixing, the statistic is
-    the same fit with more damping; if that shows none either, it is the gradient cosine.
+    :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped only by the size of
+    rounding, plus ``RESIDUAL_WEIGHT`` times the residual. If this shows no candidate as a member,
+    as after MixUp, the statistic is the fit with the damping ``CHANGED_DAMPING``. If this shows
+    none either, it is the gradient cosine.
 
     The results are the statistics (C,) of the candidates and (N,) of the null records; booleans
     (C,), true if a candidate's residual is below all null residuals although its outer product fits
-    no better than theirs (p > 0.01, ``FOREIGN_P_VALUE``), as if it had been moved into the row
-    spaces; and the names of the statistic's parts.
+    no better than theirs (p > 0.01, ``FOREIGN_P_VALUE``), as if somebody had moved it into the row
+    spaces; and a text with the names of the statistic's parts.
 
     Args:
         flat: the update with its model, whose BatchNorm uses running statistics.
@@ -184,16 +195,16 @@ def rank_by_own_gradient(
 
 
 def _lowest(values: Float[Tensor, " N"], count: int) -> float:
-    """Return the smallest corrected p-value of the first ``count`` statistics, compared with the
-    others, those of records known not to be members.
+    """Return the smallest p-value, corrected by Holm's method, of the first ``count`` statistics.
+    The other statistics are those of null records, known not to be members.
     """
     return float(holm(tail_p_values(values[:count], values[count:])).min())
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of each record's F statistics, in standard deviations among null records.
-    Each statistic is first centred and divided by its own standard deviation among these. Null
-    records are known not to be members; they are all rows but the first ``count``.
+    """Return the mean (N,) of each record's F statistics, divided by its standard deviation among
+    null records. Before, each statistic is centred and divided by its standard deviation among null
+    records. These are known not to be members, and are all rows but the first ``count``.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
@@ -201,10 +212,11 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
-    """Return whether each record's part in every layer's update is too small to be found: below
-    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, whose
-    BatchNorm uses running statistics; ``spans`` are the layers' row spaces. Layers that see a
-    sample at several positions do not count; if there are no others, no record is silent.
+    """Return whether each record's part of every layer's update is too small to be found (C,): its
+    norm is below five (``SILENT``) times the noise of one entry. ``flat`` is the update with its
+    model, whose BatchNorm uses running statistics; ``spans`` are the layers' row spaces. Layers
+    that see a sample at several positions are skipped. If all do, the result is false for all
+    records.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

@@ -1,4 +1,4 @@
-"""Find the layers whose updates show members, and compute records' inputs of these layers."""
+"""Find the layers whose updates can show members, and compute the inputs that records give them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,42 +17,45 @@ from flwr_leakage.operators import sample_gradients
 from flwr_leakage.records import Batch, InputSpec
 
 LARGEST = 1024
-"""Outputs or inputs of a layer, whichever are fewer, beyond which no singular values are computed:
-their cost grows with the square, to seconds at 1024 × 4608."""
+"""The largest number of a layer's outputs or inputs, whichever are fewer, with which its row space
+is computed. The cost of the singular values grows with the square of this number, to seconds for a
+weight of 1024 × 4608."""
 
 SPARE = 8
-"""Number of directions that must lie outside of a row space for algebra to decide. If the input of
-a record that is no member is spread over all of them, its residual is a tenth of the smallest one
-of null records with a probability of about 0.1 to the power of this number."""
+"""The least number of directions outside of a row space at which linear algebra decides. If a
+non-member's layer input is spread over all these directions, the probability that its residual is a
+tenth of the smallest null residual is about 0.1 to the power of this number."""
 
 CHUNK = 64
-"""Number of records that pass through the network at a time."""
+"""The number of records in one forward pass."""
 
 TELLING = 3
-"""Number of layers whose statistics are weighted against each other if algebra decides in none. It
-was chosen on development draws; there is no table."""
+"""The number of layers whose statistics are weighted if linear algebra decides in no layer. The
+weights come from a repetition of the round on the server's own records. The number was chosen on
+development draws, of which there is no table."""
 
 NOTICED = 10.0
-"""If the noise on an update is at least this many times the rounding of single precision, it is
-taken for that of a defense."""
+"""The ratio of the noise on an update to the rounding of single precision above which the noise
+counts as that of a defense."""
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """The row space of one layer's update, with the number of inputs that fill it.
+    """The row space of one layer's update, with the number of layer inputs that went into the
+    update.
 
     Attributes:
         name: the name of the layer's weight.
         space: the row space of the weight's pseudo-gradient.
-        rows: the number of inputs that went into the update: the samples, times the positions of a
-            convolution.
-        capacity: the largest number of inputs that the row space can contain without containing all
-            others. It is the number of outputs with a derivative of the loss other than zero (at
-            most K − 1 of K logits), or the number of the layer's inputs less 8 (``SPARE``) if that
-            is smaller.
+        rows: the number of layer inputs that went into the update: the number of samples, times the
+            number of positions at which the layer sees a sample, such as a convolution's patches.
+        capacity: the largest ``rows`` at which the row space still excludes inputs of other
+            records. It is the number of outputs with a nonzero derivative of the loss (at most K −
+            1 of K logits), or the layer's number of inputs less 8 (``SPARE``) if that is smaller.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
         noise_std: the standard deviation of noise on the pseudo-gradient's entries, estimated from
-            its singular values; ``None`` if they show nothing, or if the noise was given.
+            its singular values; ``None`` if it was not estimated, as the noise was given or no
+            singular value is that of noise alone.
     """
 
     name: str
@@ -64,14 +67,16 @@ class LayerSpan:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the row space holds the inputs of all samples of one step and little else:
-        there are no more than ``capacity`` inputs, and noise or further steps add no directions.
+        """Return whether the row space consists of the inputs of one step's samples: ``rows`` is at
+        most ``capacity``, and noise or further steps add no directions.
         """
         return self.rows <= self.capacity and not self.is_too_full
 
     @property
     def is_too_full(self) -> bool:
-        """Return whether noise or further steps add directions to those of the inputs."""
+        """Return whether the row space has more directions than ``rows`` inputs span, as after
+        noise or several steps.
+        """
         return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:
@@ -88,9 +93,10 @@ class LayerSpan:
 
 
 def rounding_std(problem: Problem, name: str) -> float:
-    """Return the standard deviation of single precision's error in the pseudo-gradient of the
-    weight ``name``. Rounding the weight w in each step has an error of standard deviation ε|w|/√12,
-    with ε the spacing of numbers next to 1; it is then divided by the learning rate.
+    """Return the standard deviation of the error in the pseudo-gradient of the weight ``name`` that
+    single precision causes. Each step rounds a weight w with an error of standard deviation
+    ε|w|/√12, where ε is the spacing of numbers next to 1. The pseudo-gradient is the weight's
+    change divided by the learning rate, and so is its error.
     """
     weight = problem.params[name]
     size = float(weight.double().square().mean().sqrt())
@@ -102,17 +108,17 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of each layer that may show members, in the model's order, and a list of
-    texts, one for each other layer on why it is left out. A convolution is a linear layer on
-    patches. It is left out if the samples' patches outnumber its ``capacity``, the number that its
-    row space can contain without containing all others.
+    """Return the row spaces of the layers that may show members, in the model's order, and texts
+    that say of each other layer why it is left out. A convolution is a linear layer whose inputs
+    are patches. It is left out if the samples have more patches than its ``capacity``, the number
+    up to which its row space excludes other patches.
 
     Args:
         problem: the update with its model, whose BatchNorm uses running statistics.
         noise_std: the standard deviation of a defense's noise on the pseudo-gradient's entries;
-            with ``None`` estimated, for one step, from singular values of noise alone.
-        only: the names of the weights whose layers are used, even if they would be left out
-            otherwise; ``None`` to choose.
+            ``None`` estimates it, for one step, from the singular values that only noise explains.
+        only: the names of the weights whose layers are used, also if they would be left out;
+            ``None`` to use all that need not be left out.
     """
     trace = traced(problem)
     found: dict[str, LayerSpan] = {}
@@ -135,9 +141,10 @@ def find_spans(
             left_out.append(f"{layer} {reason}")
             continue
         rows = problem.num_samples * positions[name]
-        heard = int(matrix.any(1).sum())  # number of units that got a derivative
+        heard = int(matrix.any(1).sum())  # number of outputs with a nonzero derivative of the loss
         if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
-            heard = min(heard, problem.spec.num_classes - 1)  # errors of a softmax sum to zero
+            # the K derivatives by the logits sum to zero, so that only K − 1 are independent
+            heard = min(heard, problem.spec.num_classes - 1)
         capacity = min(heard, matrix.shape[1] - SPARE)
         if only is None and step.op.is_convolution and rows > capacity:
             left_out.append(f"{layer} has {rows:,} patches for a row space of at most {capacity}")
@@ -155,8 +162,8 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the three (``TELLING``) layers with the smallest ratios of ``rows``, the number of
-    inputs, to ``capacity``, in ascending order. Of layers of one ratio the smaller come first.
+    """Return the three (``TELLING``) layers with the smallest ratios of ``rows`` to ``capacity``,
+    in ascending order. Among layers of equal ratio, smaller ones come first.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -169,15 +176,15 @@ def leftovers(
     inputs: Tensor,
     levels: Float[Tensor, " L"],
 ) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
-    """Return log r (V, N, S, L) of the residuals r of N records in S layers, for V updates, and log
-    ‖h‖ (N, S) of each record's inputs h in each layer. ``inputs`` are the records' images
-    (N, C, H, W) or texts (N, T).
+    """Return log r (V, N, S, L), with the residuals r of N records in S layers' row spaces for V
+    updates and L dampings; and log ‖h‖ (N, S), with the records' layer inputs h. ``inputs`` are the
+    records' images (N, C, H, W) or texts (N, T).
 
-    r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
-    :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the calls
-    of a layer, or over a text's :func:`tokens_with_derivative`. A record whose inputs are all zero
-    has r = 1. ``problem`` is an update with its model as the server sent it; BatchNorm uses running
-    statistics. ``views`` holds the row spaces of the layers for each of V updates of its
+    r² is the share of ‖h‖² outside of the layer's row space, at each of the dampings ``levels``
+    (see :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, over the
+    calls of a layer, or over a text's :func:`tokens_with_derivative`. A record whose inputs are all
+    zero has r = 1. ``problem`` is an update with its model as the server sent it; BatchNorm uses
+    running statistics. ``views`` holds the row spaces of the layers for each of V updates of its
     parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
@@ -214,7 +221,8 @@ def agreements(
 ) -> Float[Tensor, "V N S L"]:
     """Return how well records' outer products e hᵀ fit into layers' updates, large for members.
 
-    The result has the shape (V, N, S, L): updates, records, layers and dampings in ``levels``.
+    The result has the shape (V, N, S, L) for V updates, N records, S layers and the L dampings in
+    ``levels``.
 
     h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
     :meth:`RowSpace.agreement`. The fit is 0 in layers that see a sample at several positions, as
@@ -231,12 +239,13 @@ def agreements(
 
 
 def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``hᵀ G⁺ e / n`` (N, S) of N records in S layers: 1 for each of the update's n samples.
+    """Return ``hᵀ G⁺ e / n`` (N, S) of N records in S layers, which is 1 for the update's n
+    samples.
 
     G is the layer's pseudo-gradient, G⁺ its pseudoinverse, h the record's input of the layer, and e
     the derivative of its loss by the layer's outputs; see :meth:`RowSpace.share_of`. If the update
-    is scaled, the number is another one, but still the same in all layers for a sample of the
-    update. It is 0 in layers that see a sample at several positions, as most convolutions do.
+    is scaled, a sample's number is not 1, but still the same in all layers. The result is 0 in
+    layers that see a sample at several positions, as most convolutions do.
 
     ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
     the layers' row spaces.
@@ -246,12 +255,12 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S): how large N records' parts of S layers' updates are, over
-    noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)`` (N, S), the size of N records' parts of S layers' updates relative
+    to noise.
 
     Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
-    n the number of samples, and σ the standard deviation of one entry's noise. For a record that
-    the model knows well the value is so small that no test of the update finds it. It is 0 in
+    n the number of samples, and σ the standard deviation of one entry's noise. If the model fits a
+    record well, e is so small that no test of the update finds the record. The result is 0 in
     layers that see a sample at several positions, as most convolutions do.
 
     ``problem`` is the update with its model, whose BatchNorm uses running statistics; ``spans`` are
@@ -271,10 +280,10 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure (N, S) of N records in S layers. It is 0 in layers that see a sample at
-    several positions, as most convolutions do. ``measure`` takes a row space, the derivatives e (B,
-    m) of records' losses by the layer's outputs, and their inputs h (B, n), and returns (B,)
-    values.
+    """Return the values (N, S) of ``measure`` for N records in S layers; 0 in layers that see a
+    sample at several positions, as most convolutions do. ``measure`` takes a layer's row space, the
+    derivatives e (B, m) of records' losses by the layer's outputs, and the records' inputs h (B, n)
+    of the layer, and returns values (B,).
     """
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
@@ -285,9 +294,10 @@ def _by_layer(
 def _outer_products(
     problem: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
-    """Yield, for chunks of records, the layer's index in ``spans``; the index of the first record;
-    the derivatives e (B, m) of the losses by the layer's outputs; and its inputs h (B, n). Layers
-    that see a sample at several positions, as most convolutions do, are skipped.
+    """Yield for each layer and chunk of B records: the layer's index in ``spans``; the index of the
+    first record; the derivatives e (B, m) of the losses by the layer's outputs; and the layer's
+    inputs h (B, n). Layers that see a sample at several positions, as most convolutions do, are
+    skipped.
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]
@@ -310,7 +320,9 @@ def _outer_products(
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return a text on why a layer with this pseudo-gradient is left out; empty if it is not."""
+    """Return the reason why a layer with this pseudo-gradient cannot show members; empty if it
+    can.
+    """
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -331,20 +343,22 @@ def _positions(step: Step) -> int:
 
 
 def tokens_with_derivative(spec: InputSpec, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """Return booleans, true for tokens of B texts that get a derivative: all but padding, and for a
-    model of the next token also all but each text's last one, behind which nothing is predicted.
+    """Return booleans (B, T), true for tokens whose embedding gets a derivative of the loss.
+    Padding gets none. In a model of the next token, a text's last token gets none either, as
+    nothing is predicted after it.
     """
     is_token = torch.ones_like(ids, dtype=torch.bool)
     if spec.padding is not None:
         is_token = ids != spec.padding
     if spec.next_token:
-        is_token &= is_token.flip(1).cumsum(1).flip(1) > 1  # the number of tokens from here on
+        # only tokens that another token follows get a derivative
+        is_token &= is_token.flip(1).cumsum(1).flip(1) > 1
     return is_token
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return each sample's inputs of a layer as P rows of n entries; for a convolution a row is a
-    patch.
+    """Return each of B samples' inputs of a layer as P rows of n entries. A convolution has one row
+    per patch.
     """
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry

@@ -1,7 +1,7 @@
 """Compare records with an update by the likelihood ratio of their gradients.
 
-The gradients of records are taken for draws of a Gaussian whose covariance comes from records that
-are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
+The gradients of records are modelled as draws of a Gaussian, whose covariance is estimated from
+records that are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
 NeurIPS 2023). The test needs the records' labels. It also works if no layer's row space shows
 members.
 """
@@ -19,10 +19,12 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 RIDGES = (1e-1, 1e-3, 1e-5)
-"""Ridges ρ, relative to the mean squared length of the reference's gradients: the variance of a
-gradient in directions that the reference lacks. A rehearsal (a repetition of the round) weights the
-ratios of all three. On four development draws each, the smallest found most members in a ConvNet's
-step, the middle one after local steps and of texts; the largest is for noise (not compared)."""
+"""Ridges ρ, relative to the mean squared length of the reference's gradients. A ridge sets the
+variance of the Gaussian in directions in which the reference's gradients do not vary. A rehearsal
+(a repetition of the round on records that are no members) weights the likelihood ratios of all
+three. On four development draws each, the smallest ridge found most members after one step of a
+ConvNet, and the middle one after several local steps and for texts. The largest is meant for
+updates with noise; this was not measured."""
 
 
 def log_likelihood_ratios(
@@ -43,17 +45,20 @@ def log_likelihood_ratios(
 
 
 LARGEST_REFERENCE = 600
-"""Number of null records whose gradients make a reference; it is larger only if a rehearsal needs
-more. The cost grows with the cube of this number."""
+"""The number of records, all no members, whose gradients make a :class:`Reference`; more are taken
+only if a repetition of the round needs more. The cost of inverting their inner products grows with
+the cube of this number."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Gradients of R records that are no members, as the Gaussian of all records' gradients.
+    """The gradients of R records that are no members, from which the covariance of all records'
+    gradients is estimated.
 
     Attributes:
         names: the names of the gradients' parameters, in the order of the model.
-        sketches: (R, D) the sketches of their gradients.
+        sketches: (R, D) the sketches of the records' gradients, see
+            :class:`~flwr_leakage.members.statistics.Sketch`.
         gram: (R, R) the inner products of the sketches.
     """
 
@@ -63,7 +68,9 @@ class Reference:
 
     @classmethod
     def of(cls, problem: Problem, records: Batch) -> "Reference":
-        """Return the reference of ``records``, at the parameters and buffers of an update."""
+        """Return the reference made of the gradients of ``records`` at the parameters and buffers
+        that the server sent for the update ``problem``.
+        """
         found = gradient_products(problem, [problem.gradient], records, sketched=True).sketches
         names = tuple(name for name in problem.params if name in problem.gradient)
         return cls(names, found, found @ found.T)
@@ -77,15 +84,16 @@ class Reference:
     ) -> Float[Tensor, "V N L"]:
         """Return the log-likelihood ratios of N records in V updates, for each of L ridges.
 
-        With N (R, D) the reference's sketches, the covariance is ``(NᵀN + ρI)/R`` about zero, so
-        that ``Σ⁻¹x = x − Nᵀ(NNᵀ + ρI)⁻¹Nx`` up to a factor (Woodbury), which is left out. The mean
-        is not subtracted, as all but one of the reference's gradients would then give the last. A
-        record of the reference itself is compared with the others alone.
+        With N (R, D) the reference's sketches, the covariance is ``Σ = (NᵀN + ρI)/R``. So ``Σ⁻¹x``
+        is ``x − Nᵀ(NNᵀ + ρI)⁻¹Nx`` up to a factor (Woodbury), which is left out. The gradients'
+        mean is not subtracted: the centred gradients sum to zero, so that all but one would
+        determine the last. For a record of the reference itself, Σ is estimated from the other
+        records.
 
         Args:
             updates: the pseudo-gradients of V updates.
-            members: the indices of those records of the reference that were in each update, which
-                do not count as its reference; ``None`` if there are none.
+            members: for each update, the indices of the reference's records that were in it, which
+                are left out of the covariance; ``None`` if there are none.
             count: the number of samples of an update.
             sketches: the sketches of the records; ``None`` for those of the reference itself.
         """
@@ -113,8 +121,8 @@ class Reference:
         return torch.stack(each)
 
     def _inverses(self, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) for L ridges, and the ridges ρ (L,). N (K, D) are the
-        sketches of the K records that ``known`` selects from the reference.
+        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) for L ridges, and the ridges ρ (L,). N (K, D) has the
+        sketches of the K records of the reference at which ``known`` (R,) is true.
         """
         gram = self.gram[known][:, known]
         ridges = torch.tensor(RIDGES).double() * gram.diagonal().mean().clamp_min(1e-300)
@@ -130,10 +138,11 @@ class Reference:
         of_known: Float[Tensor, " R"],
         count: int,
     ) -> Float[Tensor, "N L"]:
-        """Return log-likelihood ratios of N records outside of the K known records of the
-        reference, from their gradients' inner products with those of the known ones (``cross``),
-        with themselves (``energies``) and with the update (``along``); ``of_known`` are those of
-        the reference with the update.
+        """Return the log-likelihood ratios (N, L) of N records that are not among the K records of
+        the reference at which ``known`` is true. ``cross`` are the inner products of their
+        gradients with those of the K records, ``energies`` those with themselves, and ``along``
+        those with the update. ``of_known`` are the inner products of all the reference's gradients
+        with the update.
         """
         inverses, _ = self._inverses(known)
         weights = cross @ inverses
@@ -143,9 +152,11 @@ class Reference:
     def _left_out(
         self, known: Tensor, along: Float[Tensor, " R"], count: int
     ) -> Float[Tensor, "K L"]:
-        """Return the log-likelihood ratios of the K known records, each by a covariance from the
-        others. With ``Q = (NNᵀ + ρI)⁻¹`` the part of gradient i that the others leave has the
-        product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur).
+        """Return the log-likelihood ratios (K, L) of the K records of the reference at which
+        ``known`` is true, each by a covariance from the K − 1 others. Let ``Q = (NNᵀ + ρI)⁻¹``,
+        with N the K sketches. The part of gradient i that the others do not explain has the inner
+        product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur
+        complement).
         """
         inverses, ridges = self._inverses(known)
         own = inverses.diagonal(dim1=1, dim2=2)

@@ -17,8 +17,8 @@ from flwr_leakage.members.verdict import (
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
 
 Records = Tensor | Batch
-"""Inputs (N, C, H, W) as the model takes them, or token ids (N, T) of texts, with labels where
-these are known. A model of the next token has the ids as labels."""
+"""Records: inputs (N, C, H, W) as the model takes them, or token ids (N, T) of texts; a ``Batch``
+if their labels are known. A model of the next token has the ids as labels."""
 
 
 def examine_observation(
@@ -53,7 +53,7 @@ def examine_observation(
             such a repetition trains.
     """
     threat = ThreatModel(view="aggregate" if observation.members else "single")
-    # A model may draw from the global generator, whose state is restored.
+    # A model may draw from torch's global generator, so that its state is restored.
     with torch.random.fork_rng(devices=[]):
         problem = pose(gradient_map, spec, observation, threat)
         both = isinstance(records, Batch) and isinstance(null, Batch)
@@ -75,8 +75,8 @@ def examine_observation(
 
 def _as_batch(records: Records, spec: InputSpec, generator: torch.Generator) -> Batch:
     """Return records as a batch on the CPU, with contiguous inputs, as many models need for
-    ``view``. Unknown labels are drawn at random; they only serve to repeat the round on the
-    server's own records. A model of the next token has the texts as labels.
+    ``view``. Unknown labels are drawn at random; they serve only to repeat the round on records
+    that are no members. In a model of the next token, the labels are the token ids.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

@@ -9,8 +9,8 @@ from scipy import stats
 from torch import Tensor
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Shares of the canaries that are guessed: a small one is best if few leak much, a large one if all
-leak."""
+"""Shares r / m of the m canaries for which a guess is made. A small share gives the best bound if
+few canaries leak much, a large one if all leak."""
 
 
 def one_run_epsilon(
@@ -30,12 +30,12 @@ def one_run_epsilon(
         P(at least v right) ≤ P(W ≥ v) + 2 m δ max_{1 ≤ i ≤ v} P(v > W ≥ v − i) / i,
 
     with W binomial of r trials and probability 1 / (1 + e^−ε) (Steinke, Nasr and Jagielski 2023,
-    theorem 5.2). The bound is the smallest ε that this does not refute. As r may not depend on how
-    many guesses are right, several r are tried, which share the significance level 1 − confidence
-    (Bonferroni).
+    theorem 5.2). The bound is the smallest ε that this inequality does not refute. As r may not be
+    chosen by how many guesses are right, several r are tried, among which the significance level 1
+    − confidence is divided (Bonferroni).
 
-    If all guesses are right, the bound is about ln(r / 4.8) by default: m canaries cannot show
-    more.
+    If all guesses are right, the bound is about ln(r / 4.8) with the default arguments: m canaries
+    cannot show more than ln(m / 4.8).
 
     Args:
         statistics: (m,) a statistic of each canary, small for members, such as
@@ -65,7 +65,8 @@ def one_run_epsilon(
             f"delta must lie in [0, 1), confidence in (0, 1) and shares in (0, 1], got {delta}, "
             f"{confidence} and {tuple(shares)}."
         )
-    # Ties are broken at random, so that the order of the canaries does not matter.
+    # Canaries with equal statistics are ordered at random, so that their given order does not
+    # matter.
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     order = shuffled[statistics[shuffled].argsort(stable=True)]
     found = 0.0
@@ -78,9 +79,9 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε for which (ε, ``delta``)-privacy is refuted, at the significance
-    ``level``, by ``right`` right ones of ``guesses`` guesses; 0 if none is. ``count`` is the number
-    of canaries: known records, each a member with probability 1/2.
+    """Return the largest ε for which ``right`` right ones among ``guesses`` guesses refute (ε,
+    ``delta``)-differential privacy at the significance ``level``; 0 if they refute no ε. ``count``
+    is the number of canaries: known records, each a member with probability 1/2.
     """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:

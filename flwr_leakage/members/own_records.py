@@ -12,7 +12,7 @@ from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, InputSpec, Measurement, Observation, State, Update
 
 LEVEL = 0.01
-"""Largest p-value at which ``membership_share`` counts a sample as found."""
+"""The largest p-value at which the measurement ``membership_share`` counts a sample as found."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class OwnRecords:
 
     The client runs the server's own test, :func:`~flwr_leakage.membership`, on all samples of its
     round. It assumes that the server has the records with their labels, the schedule, and null
-    records (which cannot be members) like the client's. A better test, or several rounds, may find
-    more.
+    records (which cannot be members) of the distribution of ``null``. A better test, or several
+    rounds, may find more.
 
     Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`, which withholds updates.
     ``scores={"membership_corrected": 0.01}`` withholds updates in which a single sample is found.
@@ -37,15 +37,17 @@ class OwnRecords:
     null: Batch
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the tests of the update after the defense, and before it.
+        """Return the measurements of the test on the update after the defense, and on that before
+        it.
 
         ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for all
-        samples of the round. If a statistic lies below those of all null records, which are too few
-        for a smaller p-value, the p-value is an upper bound, and its error bar reaches to 0.
-        ``membership_share`` is the share of samples that are found at 1 % of false alarms, the same
-        for every sample. The same names with ``_before`` belong to the update before the defense.
-        The notes state the server's finding on each sample. ``client`` holds both updates; ``seed``
-        is that of random draws, if the round is repeated on null records.
+        samples of the round. If a sample's statistic lies below those of all null records (known
+        not to be members), and they are too few to estimate a smaller p-value, the p-value is an
+        upper bound, and its error bar reaches to 0. ``membership_share`` is the share of the
+        round's samples that are found at 1 % of false alarms; each sample has this same value. The
+        names with ``_before`` belong to the update before the defense. The notes state the server's
+        finding on each sample. ``client`` holds both updates; ``seed`` is that of random draws, if
+        the round is repeated on null records.
 
         Raises:
             ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 TAIL_SHARE = 0.05
-"""Share of the null records, those with the smallest statistics, from which the rate of the
-exponential tail is estimated."""
+"""The share of the null records (known not to be members), those with the smallest statistics, from
+which the rate α of the exponential tail is estimated; see :func:`tail_p_values`."""
 
 SMALLEST_TAIL = 10
-"""Least number of null records in the tail; with fewer, no tail is fitted."""
+"""The least number of null records (known not to be members) in the tail of smallest statistics.
+With fewer, no tail is fitted."""
 
 
 def rank_p_values(
@@ -47,7 +48,8 @@ def tail_p_values(
     the k-th smallest null statistic, k is 5 % of N, and α is the lower 95 % bound ``α̂ (1 −
     1.645/√k)`` of Hill's estimate ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For x = log r of
     a residual this assumes that P(r ≤ ε) falls as a power of ε, as it does if the vector at
-    distance r from a subspace has a bounded density. For a lighter tail p is too large.
+    distance r from a subspace has a bounded density. If the tail is lighter, p is larger than
+    necessary.
 
     With fewer than 10 (``SMALLEST_TAIL``) null records in the tail, rank p-values are returned.
 
@@ -71,9 +73,10 @@ def tail_p_values(
 
 
 def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return p-values that stay valid for all C candidates at once (Holm 1979). In ascending order
-    they are ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. With probability ≥ 1 − α no candidate
-    with p̃ ≤ α is a non-member, however the p-values depend on each other.
+    """Return p-values p̃ (C,) that are valid for all C candidates at once (Holm 1979). In ascending
+    order they are ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``, with p₍ⱼ₎ the j-th smallest of
+    ``p_values``. With probability ≥ 1 − α no candidate with p̃ ≤ α is a non-member, however the
+    p-values depend on each other.
 
     Example:
         >>> [round(p, 3) for p in holm(torch.tensor([0.01, 0.04, 0.03])).tolist()]
@@ -90,10 +93,10 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
     """Return p-values (C,) corrected to limit the expected share of false alarms among alarms to α.
 
-    A candidate is called a member if its corrected p-value is at most α. In ascending order these
-    are ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995). The p-values must
-    be independent or positively dependent, as those from the same null records are (Bates et al.
-    2023).
+    A candidate is called a member if its corrected p-value is at most α. In ascending order the
+    corrected ones are ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995). The
+    p-values must be independent or positively dependent, as those from the same null records (known
+    not to be members) are (Bates et al. 2023).
 
     Example:
         >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]

@@ -1,4 +1,6 @@
-"""Attribute records to clients, from sums of updates and the clients behind each sum."""
+"""Attribute records to clients, from the sum of updates in each round and the list of its
+clients.
+"""
 
 from dataclasses import dataclass
 
@@ -15,13 +17,14 @@ class Attribution:
 
     Attributes:
         clients: (R,) the index of the client with the smallest contrast.
-        contrasts: (R, K) the mean of each record's statistic in rounds with each of K clients less
-            that in rounds without, in standard deviations among records of no client; negative for
-            the record's own client. See :func:`participation_contrasts`.
+        contrasts: (R, K) for each record and each of K clients, the mean of the record's statistic
+            in rounds with the client less its mean in rounds without the client, in standard
+            deviations among records of no client. The contrast with the record's own client is
+            negative. See :func:`participation_contrasts`.
         p_values: (R,) the probability that the smallest of the K contrasts is as small for a record
             that belongs to no client.
-        margins: (R,) the distance of the smallest contrast from the next one; 0 if two clients took
-            part in the same rounds.
+        margins: (R,) the difference between the second smallest contrast and the smallest; 0 if the
+            two clients took part in the same rounds.
     """
 
     clients: Int[Tensor, " R"]
@@ -40,8 +43,9 @@ def participation_contrasts(
     its client's rounds and another in the others, the client with the smallest contrast is the
     likeliest one.
 
-    ``statistics`` (T, R) are small for members, in standard deviations, such as log residuals less
-    the round's median. ``took_part`` (T, K) is true if the client is in the round's sum.
+    ``statistics`` (T, R) are those of R records in T rounds: small for members, and in units of
+    their standard deviation in the round. ``took_part`` (T, K) is true if the client is in the
+    round's sum.
 
     Raises:
         ValueError: the numbers of rounds differ, or a client is in all rounds or in none.
@@ -78,9 +82,9 @@ def attribute(
 ) -> Attribution:
     """Return the likeliest client of each record, with the p-value of this attribution.
 
-    Each round's statistics are taken in standard deviations of null records, which no client holds.
-    The p-value is the relative rank of a record's smallest contrast among those of null records, so
-    that it accounts for the choice among K clients.
+    Each round's statistics are divided by their standard deviation among null records, which no
+    client holds. The p-value is the relative rank of a record's smallest contrast among those of
+    null records, so that it accounts for the choice among K clients.
 
     Args:
         statistics: (T, R) the statistic of each record in each round, small for members:

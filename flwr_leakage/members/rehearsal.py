@@ -1,7 +1,9 @@
-"""Repeat a client's round on records that are no members, to weight statistics of membership.
+"""Repeat a client's round on the server's own records, to learn how to weight statistics of
+membership.
 
-The server repeats the round with records of its own: a rehearsal. It then knows which of these were
-in the repeated update, and how far each statistic separates them from the others.
+Such a repetition is a rehearsal. The server knows which of its null records, which are not in the
+client's update, were in the repeated update. So it can measure how well each statistic separates
+these from the other null records.
 """
 
 import math
@@ -28,50 +30,60 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
-"""Dampings λ of the residual from a layer's row space, relative to the largest singular value
-squared; a rehearsal weights them. Local steps and noise blur directions of small singular values
-first, and a larger λ gives these less weight."""
+"""Dampings λ of the residual from a layer's row space, relative to the largest squared singular
+value. A rehearsal (a repetition of the round on the server's records) weights the residuals at all
+of them. Several local steps and noise first disturb the directions of small singular values, to
+which a larger λ gives less weight."""
 
 PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
-"""Dampings λ of the fit of a record's outer product, relative to the layer's largest singular value
-squared; a rehearsal weights them."""
+"""Dampings λ in :meth:`RowSpace.agreement` of a record's gradient with a layer's update, relative
+to the layer's largest squared singular value. A rehearsal (a repetition of the round on the
+server's records) weights the agreements at all of them."""
 
 MEMBERS = (64, 512)
-"""Number of members of all draws of a rehearsal together; it is smaller if it would take more than
-``DRAWS`` draws. The second number is used if the first gives an AUC below ``WEAK``."""
+"""The number of members in all draws of a rehearsal together. A rehearsal repeats the client's
+round on draws of the server's own records, which are then members of the repeated update. There are
+fewer if ``DRAWS`` draws do not suffice. The second number is used if the first gives an AUC below
+``WEAK``."""
 
 WEAK = 0.75
-"""AUC below which a rehearsal draws more members. If the AUCs of several ways to weight statistics
-then differ by no more than chance, it takes the last of these ways, which fits the drawn members
-least. On twelve development draws of DP-SGD with ε = 1 this raised the AUC from 0.50 to 0.55;
+"""The AUC of members against other records below which a rehearsal, a repetition of the round on
+the server's records, draws more members. If the AUC stays below, and differs by no more than chance
+between several ways to weight statistics, the way is used that is fitted least to the drawn
+members. On twelve development draws of DP-SGD with ε = 1 this raised the AUC from 0.50 to 0.55;
 gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""Largest number of draws of null records in a rehearsal, each of which repeats the round."""
+"""The largest number of draws in a rehearsal. Each draw repeats the client's round on other records
+of the server's own."""
 
 STRANGERS = 50
-"""Least number of records that a rehearsal needs beside the members of a draw."""
+"""The least number of the server's records in a rehearsal that are not in the repeated update, with
+which its members are compared."""
 
 RIDGES = (0.02, 0.2, 2.0)
-"""Ridges of Fisher's discriminant: a rehearsal adds one to the diagonal of the statistics'
-correlation matrix before it inverts that. Where members hardly differ from others it chooses a
-large one, as the weights would fit the few drawn members otherwise."""
+"""The ridges of Fisher's discriminant that a rehearsal, a repetition of the round, tries. A ridge
+is added to the diagonal of the statistics' correlation matrix before its inversion. A large ridge
+is best if members hardly differ from other records, as the weights would otherwise be fitted to the
+few drawn members."""
 
 STEPS = 1000
-"""Largest number of local steps that all draws of a rehearsal repeat together. The limit is needed
-as clients state their number of steps themselves. An update of more steps is not rehearsed."""
+"""The largest number of local steps of a rehearsal, which repeats the client's round several times,
+over all repetitions. The limit is needed because clients state their number of steps themselves. No
+rehearsal is made for an update of more steps."""
 
 LONGEST = 8.0
-"""If the norm of the client's update is more than this many times that of the longest repeated one,
-the client is taken to have trained in another way. On 120 development draws of two networks,
-untrained and trained, clients of SGD reached 5.7, those with samples of one class included. On 120
-draws of Adam the ratio was 11 to 811 if SGD was repeated."""
+"""The ratio of the norm of the client's update to the largest norm of a repeated update above which
+the client must have trained in another way than the repetition. On 120 development draws of two
+networks, untrained and trained, the ratio of SGD clients was at most 5.7, also for samples of a
+single class. On 120 draws of Adam clients it was 11 to 811 if SGD was repeated."""
 
 TOGETHER = 512
-"""Number of records whose gradients' sketches are held at a time; each takes a quarter of a MiB."""
+"""The number of records whose gradients' sketches are in memory at a time; each takes 0.25 MiB."""
 
 POOL = 300
-"""Number of null records that a rehearsal takes; it takes more only for larger updates."""
+"""The number of records, none in the client's update, that a rehearsal draws from to repeat the
+round. It is larger only for updates of over 100 samples."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class Features:
     Attributes:
         names: the names of the statistics, such as ``fc1 at 1e-06`` (the residual in layer fc1 with
             a damping) or ``gradient_cosine``.
-        values: (N, F) the value of each statistic for each record.
+        values: (N, F) the value of each statistic for each record, smaller for members.
     """
 
     names: tuple[str, ...]
@@ -96,8 +108,8 @@ class Seen:
         problem: the update with its model, parameters and schedule. The model's BatchNorm uses
             running statistics, or those that follow from the update.
         spans: the row spaces of the layers' updates.
-        members: for an update that the server made itself, the indices of the null records that it
-            trained on; ``None`` for the client's update.
+        members: for an update that the server made itself, the indices of the server's records on
+            which it trained; ``None`` for the client's update.
     """
 
     problem: Problem
@@ -109,23 +121,25 @@ class Seen:
 class Rehearsal:
     """The weights of statistics that a rehearsal found, and how well they separate members.
 
-    Statistics, such as the loss, are F numbers of a record and an update by which members are
-    recognised. A rehearsal repeats a client's round several times, each on a draw from the server's
-    null records, which are not in the client's update. The drawn records are the *members* of the
-    repeated update, and the others its *strangers*.
+    F statistics, such as the loss, are computed for a record and an update, to recognise members. A
+    rehearsal repeats a client's round several times, each on a draw from the server's null records,
+    which are not in the client's update. The drawn records are the *members* of the repeated
+    update, and the others its *strangers*.
 
     Attributes:
-        weights: (F,) weights w of the statistics in units of their spread. A record with
-            statistics x is the likelier a member, the smaller Σ w x is.
+        weights: (F,) weights w of the statistics in units of their spread. A record with statistics
+            x, in these units, is the likelier a member the smaller Σ w x is.
         spread: (F,) standard deviations of the observed update's statistics among null records.
         members: number of members of all repeated updates together.
         found: number of members with a sum Σ w x below those of 99 % of the strangers. The weights
             that score one half of the members come from the other half.
-        auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
-        is_clear: whether the best AUC of several ways to weight statistics is above 1/2 by two
-            standard deviations of chance. As the best, that AUC is somewhat too large.
-        length: length of the client's update over that of the longest repeated one. Beyond 8
-            (``LONGEST``) the client trained in another way, such as by another optimizer.
+        auc: the probability that a member has a smaller sum Σ w x than a stranger, with weights
+            from the half without the member.
+        is_clear: whether the best AUC of several ways to weight statistics exceeds 1/2 by two
+            standard deviations of the AUC of random weights. As a maximum, the best AUC is somewhat
+            too large.
+        length: the norm of the client's update divided by the largest norm of a repeated update.
+            Above 8 (``LONGEST``) the client trained in another way, such as by another optimizer.
     """
 
     weights: Float[Tensor, " F"]
@@ -142,11 +156,11 @@ def discriminant(
 ) -> Float[Tensor, " F"]:
     """Return weights of the statistics by which members and strangers differ most (Fisher 1936).
 
-    Members are records in an update that the server made itself, strangers its other records. The
-    weights are ``w = (C + ρI)⁻¹ d``, with the correlations C of the strangers' statistics and the
-    ridge ρ. The entry d_f says by how many standard deviations of the strangers the members' mean
-    lies below the strangers' mean. For Gaussian statistics with one covariance, ``Σ w x`` is the
-    log-likelihood ratio up to its sign and a constant.
+    Members are records in an update that the server made itself; strangers are the server's other
+    records. The weights are ``w = (C + ρI)⁻¹ d``, with the correlations C of the strangers'
+    statistics and the ridge ρ. The entry d_f is the strangers' mean of statistic f less the
+    members' mean, in standard deviations of the strangers. For Gaussian statistics with one
+    covariance, ``Σ w x`` is the log-likelihood ratio up to its sign and a constant.
 
     The weights w (F,) are for statistics in units of their standard deviation; Σ w x is smaller for
     members.
@@ -191,12 +205,13 @@ def compute_features(
     reference: Reference | None = None,
     rows: slice | None = None,
 ) -> list[Features]:
-    """Return the statistics of N records for each of several updates (``seen``) of the same
-    parameters and buffers, with row spaces of the same layers. ``statistics`` are names:
-    ``row_space``, which needs no labels, ``outer_product``, ``gradient_likelihood``,
+    """Return the statistics of N records for each update in ``seen``. All updates must start from
+    the same parameters and buffers, and have row spaces of the same layers. ``statistics`` are
+    names: ``row_space``, which needs no labels, ``outer_product``, ``gradient_likelihood``,
     ``gradient_cosine``, ``gradient_difference`` and ``loss``. ``reference`` holds the gradients of
-    null records for the likelihood, which is left out if it is ``None``. ``rows`` is the slice of
-    the reference's records that ``records`` are; ``None`` if they are others.
+    records that are no members, for the likelihood, which is left out if it is ``None``. ``rows``
+    is the slice of the reference's records to which ``records`` belong; ``None`` if they are not in
+    the reference.
     """
     likely = reference if "gradient_likelihood" in statistics else None
     if likely and rows is None and len(records) > TOGETHER:
@@ -278,10 +293,11 @@ def rehearse(
 ) -> Rehearsal:
     """Return weights of the statistics, from repetitions of a round on the server's records.
 
-    The repeated round's members are known, so that each statistic's power to separate them is
-    measured. The repeated update is treated as the released one seems to be: with noise, it is
-    scaled to the same size, as after clipping; it is pruned to as many entries; and it is turned
-    into signs if most released entries have one magnitude, as after a step of Adam.
+    The members of a repeated round are known, so that each statistic's power to separate them can
+    be measured. The repeated update is changed as the client's seems to have been. If there is
+    noise, it is scaled to the same size, as by clipping. It is pruned to the same number of
+    entries. It is turned into signs if most entries of the client's update have one magnitude, as
+    after a step of Adam.
 
     Args:
         client: the client's update with its model, whose BatchNorm is in the mode of the client's
@@ -293,7 +309,8 @@ def rehearse(
         noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
         optimizer: the name of the client's optimizer, one of
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
-        reference: the gradients of null records, for the likelihood; the first are the pool's.
+        reference: the gradients of null records, for the likelihood; the first of them are those of
+            ``pool``.
 
     Raises:
         ValueError: the pool is smaller than the number of the update's samples plus 50
@@ -353,12 +370,12 @@ def rehearse(
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> Problem:
-    """Return the update that a repeated round on a batch of the server's records gives, without any
-    defense.
+    """Return the update, without any defense, of a round that is repeated on a batch of the
+    server's records.
 
     ``client`` is the client's update with the model, whose BatchNorm is in the mode of the client's
-    training. The result is a copy of ``flat``, which has BatchNorm by running statistics, with the
-    new update.
+    training. The result is a copy of ``flat``, the client's update with BatchNorm by running
+    statistics, in which the repeated update replaces the client's.
     """
     with torch.no_grad():
         gradient = client.replay(batch, optimizer)
@@ -373,14 +390,16 @@ def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> P
 def _signal_size(
     client: Problem, flat: Problem, pool: Batch, noise_std: float, optimizer: str
 ) -> float:
-    """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
+    """Return the size s of the client's update G without its noise, relative to repeated updates
+    Rₖ.
 
     It is the larger of two estimates. With repeated updates Rₖ of draws from ``pool`` that share no
     record, ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² =
     (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the
     squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is an
-    estimate. The first estimate is raised to its standard error if that is larger, and is 1 if the
-    repeated updates have no direction in common. The result is at most 1, as a defense clips.
+    estimate. The first estimate is replaced by its standard error if that is larger, and by 1 if
+    the repeated updates have no common direction. The result is at most 1, as clipping only
+    shortens updates.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -391,7 +410,8 @@ def _signal_size(
         total += row
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
-    common = (float(total @ total) - energy) / max(count - 1, 1)  # K · mean of ⟨Rₖ, Rₗ⟩
+    # K times the mean of ⟨Rₖ, Rₗ⟩ over k ≠ l, for K repeated updates
+    common = (float(total @ total) - energy) / max(count - 1, 1)
     along = 1.0
     if common > 0:
         along = max(float(given @ total) / common, noise_std * (count / common) ** 0.5)
@@ -406,8 +426,8 @@ def _compute_each(
     reference: Reference | None,
     rows: slice | None,
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the statistics (N, F) of N labelled records for each update in ``seen``, computed in
-    one pass if all updates share the model's buffers.
+    """Return the statistics (N, F) of N labelled records for each update in ``seen``. They are
+    computed in one pass if all updates have the same buffers.
     """
     if not seen:
         return []
@@ -425,9 +445,9 @@ def _crossed(
     members: Float[Tensor, "M F"],
     strangers: Float[Tensor, "N F"],
 ) -> tuple[float, int]:
-    """Return the AUC of weighted statistics, and how many members have a weighted sum below those
-    of 99 % of the strangers, records that were not in the repeated update. The weights (F,) that
-    score one half of the members are those that ``weigh`` returns for the other half.
+    """Return the AUC of weighted sums of statistics, and the number of members whose weighted sum
+    is below those of 99 % of the strangers (records that were not in the repeated update). Each
+    half of the members is weighted by the weights (F,) that ``weigh`` returns for the other half.
     """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0
@@ -445,9 +465,9 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return the gradient of a repeated round, changed as the observed one seems to have been:
-    pruned if the observed one has more zeros, as signs if most of its entries have one magnitude,
-    and with noise of standard deviation ``noise_std``.
+    """Return the gradient of a repeated round, changed as the observed gradient seems to have been.
+    It is pruned if the observed one has more zeros, turned into signs if most entries of the
+    observed one have one magnitude, and gets noise of standard deviation ``noise_std``.
     """
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())
@@ -468,8 +488,8 @@ def _as_released(
 
 
 def _only_size(gradient: Params) -> float | None:
-    """Return the median magnitude of a gradient's entries other than zero, or ``None`` unless most
-    of them differ by less than 1 % from it.
+    """Return the median magnitude of a gradient's nonzero entries if most of them differ from it by
+    less than 1 %; else ``None``.
     """
     entries = torch.cat([value.abs().flatten() for value in gradient.values()])
     kept = entries[entries > 0]

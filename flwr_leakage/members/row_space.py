@@ -14,25 +14,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 RELATIVE_FLOOR = 1e-6
-"""Singular values below this share of the largest one are taken for rounding of single precision,
-whose relative error is 6e-8 for each of the numbers that are summed. In another precision the share
-changes with this error."""
+"""The share of the largest singular value below which a singular value counts as rounding in single
+precision, whose relative error is 6e-8 for each of the summed numbers. For another precision the
+share is scaled with this error."""
 
 
 @dataclass(frozen=True)
 class RowSpace:
-    """The row space of a matrix G (m, n) by its singular vectors, and the noise on it.
+    """The row space of a matrix G (m, n), given by its singular vectors, and the noise on the
+    matrix.
 
     Attributes:
         directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
         singular_values: (r,) singular values sₖ.
-        noise: λ₀, the expected increase of ‖G v‖² by noise, for a unit vector v; at least ``floor``
-            squared times the largest sₖ².
-        rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
-            single precision.
+        noise: λ₀, the expected increase of ‖G v‖² by noise on G, for a unit vector v; at least
+            ``floor``² times the largest sₖ².
+        rounding: λ₀ without the bound by ``floor``, which is some 20 times smaller in a trained
+            network with weights in single precision.
         left: (m, r) left singular vectors uₖ.
-        floor: share of the largest singular value that is taken for rounding, in the precision of
-            the matrix.
+        floor: the share of the largest singular value below which a singular value counts as
+            rounding, in the precision of the matrix.
     """
 
     directions: Float[Tensor, "r n"]
@@ -48,16 +49,16 @@ class RowSpace:
 
         Args:
             matrix: the matrix G, such as a layer's pseudo-gradient.
-            noise_std: σ ≥ 0 of independent noise on the entries of G. Then λ₀ = m σ², and at least
-                ``floor`` squared times the largest sₖ².
+            noise_std: σ ≥ 0 of independent noise on the entries of G. Then λ₀ = m σ², but at least
+                ``floor``² times the largest sₖ².
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
             >>> space.rank, [round(float(v), 3) for v in space.singular_values]
             (2, [2.0, 1.0])
         """
-        # A long matrix is first reduced to a triangular one, which saves three quarters of the
-        # time.
+        # A QR decomposition first reduces a long matrix to a square one, which saves three quarters
+        # of the time.
         basis, core = torch.linalg.qr(matrix.double().T)
         left, values, directions = torch.linalg.svd(core.T, full_matrices=False)
         relative = torch.finfo(matrix.dtype).eps / torch.finfo(torch.float32).eps
@@ -72,8 +73,8 @@ class RowSpace:
 
     @property
     def rank(self) -> int:
-        """Return the number of singular values above the largest of noise alone, σ(√m + √n), for a
-        matrix (m, n) with noise of standard deviation σ on its entries (Bai and Yin).
+        """Return the number of singular values above σ(√m + √n), the largest singular value of
+        noise alone: a matrix (m, n) with independent entries of standard deviation σ (Bai and Yin).
         """
         edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
@@ -86,8 +87,8 @@ class RowSpace:
         For a vector h it is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²``, with the singular values sₖ
         and right singular vectors vₖ of the matrix G, cₖ = vₖᵀh, and λ = max(λ₀, level · s₁²),
         where λ₀ is the noise. This is the least value of ‖h − Gᵀa‖² + λ‖a‖² over a (ridge
-        regression). For λ → 0 it is the squared distance of h from the row space. A direction whose
-        sₖ² is below λ₀ / 100 explains nothing.
+        regression). For λ → 0 it is the squared distance of h from the row space. Directions vₖ
+        with sₖ² below λ₀ / 100 are left out of the sum.
 
         ``rows`` are the vectors h, and ``levels`` ≥ 0 are relative to s₁². The result is ≥ 0.
 
@@ -118,11 +119,11 @@ class RowSpace:
     ) -> Float[Tensor, "N L"]:
         """Return how well the outer product e hᵀ of each record fits into the matrix G.
 
-        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
-        ``h̃ = (GᵀG + λI)^(−1/2) h``. So the record's own gradient of the layer, e hᵀ, is compared
-        with the update G after both sides are whitened by G, with a damping λ. For G = Σᵢ eᵢ hᵢᵀ
-        with independent eᵢ and independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So
-        other samples hardly count, even if there are more than fit into the row space.
+        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and ``h̃ = (GᵀG +
+        λI)^(−1/2) h``. So the record's own gradient of the layer, e hᵀ, is compared with the update
+        G after e and h are whitened by G with a damping λ. For G = Σᵢ eᵢ hᵢᵀ with independent eᵢ
+        and independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So other samples hardly
+        change the result, even if there are more samples than the row space has dimensions.
 
         ``errors`` are derivatives e of the loss by the layer's outputs, ``rows`` inputs h of the
         layer, and ``levels`` the dampings λ relative to the largest squared singular value; λ is at
@@ -156,8 +157,8 @@ class RowSpace:
         """Return ``hᵀ G⁺ e``, which is 1/c for a sample that the matrix G contains as c e hᵀ.
 
         G⁺ is the pseudoinverse. If e lies in the column space of G and h in its row space, G − c e
-        hᵀ has a lower rank than G for one value of c only (Wedderburn 1934). For a combination of
-        several samples' inputs h lies in the row space, too, but the result is another one.
+        hᵀ has a lower rank than G for one value of c only (Wedderburn 1934). If h is a combination
+        of several samples' inputs, it lies in the row space too, but the result is not 1/c.
         Directions whose squared singular value is below a hundredth of the noise are left out.
 
         ``errors`` are derivatives e of the loss by the layer's outputs, and ``rows`` inputs h of
@@ -180,12 +181,13 @@ def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     Without noise the matrix (m, n) would have a rank of at most ``rows``. All singular values but
     the k largest are those of noise alone, with the mean square (max(m, n) − k) σ² (from the trace
     of a Wishart matrix). At first k is ``rows``. As some of the k largest may be noise as well, k
-    then becomes the number of singular values above the noise so found, again and again until it
-    no longer falls. Nothing is taken for rounding here: the smallest singular values of a trained
-    network's samples are below 1e-6 of the largest one and still no noise.
+    is replaced by the number of singular values above the largest of the estimated noise, until k
+    no longer falls. No singular value is treated as rounding here: in a trained network, the
+    samples' smallest singular values may be below 1e-6 of the largest and still be no noise.
 
     Raises:
-        ValueError: there is no singular value behind the first ``rows``.
+        ValueError: the matrix has no more than ``rows`` singular values, so that none is that of
+            noise alone.
     """
     values, longer = space.singular_values, max(len(space.left), space.directions.shape[1])
     if rows >= len(values):

@@ -1,4 +1,4 @@
-"""Compute published statistics of membership of a record in an update, by their names.
+"""Compute published statistics of a record's membership in an update.
 
 Each statistic is one number for a record. A small number is evidence for membership.
 """
@@ -26,13 +26,14 @@ LABELLED: tuple[Labelled, ...] = get_args(Labelled)
 
 
 GRADIENTS = 2**24
-"""Number of entries of per-sample gradients that are held at a time: 64 MiB in single precision."""
+"""The number of entries of per-sample gradients that are in memory at a time: 64 MiB in single
+precision."""
 
 
 WIDTH = 2**15
-"""Number of entries of a gradient's sketch. Inner products of sketches differ from those of the
-gradients by 1/√WIDTH = 0.6 % (root mean square) of the product of their lengths. A larger network
-needs no larger sketches."""
+"""The number of entries of a gradient's sketch, see :class:`Sketch`. Inner products of sketches
+differ from those of the gradients by 1/√WIDTH = 0.6 % of the product of the gradients' lengths
+(root mean square), whatever the size of the network."""
 
 
 class Products(NamedTuple):
@@ -41,7 +42,8 @@ class Products(NamedTuple):
     Attributes:
         products: (V, N) the products ⟨g, ḡ⟩ with V pseudo-gradients ḡ.
         norms: (N,) the norms ‖g‖.
-        sketches: (N, D) the sketches of the gradients; (N, 0) unless asked for.
+        sketches: (N, D) the sketches of the gradients, see :class:`Sketch`; (N, 0) unless asked
+            for.
     """
 
     products: Float[Tensor, "V N"]
@@ -50,11 +52,12 @@ class Products(NamedTuple):
 
 
 class Sketch:
-    """A map from P numbers to D = min(P, 32768) that keeps inner products but for a random error.
+    """A random linear map from P numbers to D = min(P, 32768) that keeps inner products up to a
+    small error.
 
-    Each number is added, with a sign, to one of the D sums; sign and sum are drawn once for each of
-    the P places (Charikar, Chen and Farach-Colton, Finding frequent items in data streams, 2002).
-    If P is at most 32768 (``WIDTH``), the numbers stay as they are.
+    Each of the P numbers is added, with a sign, to one of D sums. The sign and the sum of each
+    place are drawn once, with a fixed seed (Charikar, Chen and Farach-Colton, Finding frequent
+    items in data streams, 2002). If P is at most 32768 (``WIDTH``), the numbers stay as they are.
 
     Example:
         >>> Sketch(3)(torch.ones(1, 3)).tolist(), Sketch(2**16)(torch.ones(2, 2**16)).shape
@@ -119,8 +122,8 @@ def gradient_difference(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], num_samples: int
 ) -> Float[Tensor, " N"]:
     """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (Li et al. 2023),
-    given ⟨g, ḡ⟩ and ‖g‖ for each record's gradient g, and n. It is negative if the sum n ḡ of the n
-    samples' gradients is shorter without g.
+    given ⟨g, ḡ⟩ and ‖g‖ for each record's gradient g, and n. The result is negative if the sum n ḡ
+    of the n samples' gradients becomes shorter when g is subtracted.
 
     Example:
         >>> one = torch.ones(1)
@@ -131,8 +134,8 @@ def gradient_difference(
 
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
-    """Return each record's loss at the parameters before training or, if ``after``, at those that
-    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, whose
+    """Return each record's loss (N,) at the parameters before training; or, if ``after``, at those
+    that the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, whose
     BatchNorm uses running statistics.
     """
     rate = problem.schedule.learning_rate if after else 0.0

@@ -34,9 +34,9 @@ from flwr_leakage.members.statistics import LABELLED
 from flwr_leakage.records import Batch, InputSpec
 
 Evidence = Literal["exact", "statistical", "none"]
-"""The strength of a test's evidence. ``exact``: algebra decides, up to rounding. ``statistical``:
-members have smaller statistics on average. ``none``: no statistic that was tried separates members
-from others."""
+"""The strength of a test's evidence. ``exact``: linear algebra decides, up to rounding.
+``statistical``: members have smaller statistics on average. ``none``: no statistic that was tried
+separates members from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
 Statistic = Literal[
@@ -50,39 +50,41 @@ Statistic = Literal[
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 MIN_NULL = 20
-"""Number of null records that a test needs: with fewer, no p-value could be less than 0.05."""
+"""The least number of null records (known not to be members) among which a record is ranked. With
+fewer, no p-value by rank could be below 0.05."""
 
 FORGEABLE = (
     "whoever knows the update can make a record that passes for one that was used, and records "
     "whose origin nobody vouches for prove nothing"
 )
-"""The reason why, if a record's own gradient is not tested, the evidence holds only for records
-that nobody made to deceive."""
+"""The words for the user why the evidence holds only for records that nobody made to deceive. They
+are added if the records' own gradients could not be tested."""
 
 MIXED = (
     "the client says that it trained on mixtures of its records, which hold a single record in part"
 )
-"""The reason why evidence on an update of mixtures is never exact."""
+"""The words for the user why evidence on an update of mixtures, as by MixUp, is never exact."""
 
 NOISY = (
     "the noise leaves too few members to choose a statistic by, and gradient cosine ranks the "
     "records: where each sample's gradient is clipped to one size and noise is Gaussian, its order "
     "is that of the likelihood ratio"
 )
-"""The reason why gradient cosine ranks the records if noise leaves a rehearsal no better than
-chance. Let ḡ be the mean gradient of n samples plus noise of standard deviation σ, and g a record's
-gradient, clipped to length C. Other samples aside, the likelihood ratio is then
-exp((⟨g, ḡ⟩/n − C²/2n²) / σ²) (Neyman and Pearson 1933)."""
+"""The words for the user why gradient cosine ranks the records if, under noise, a rehearsal (a
+repetition of the round on null records) finds members no better than chance. Let ḡ be the mean
+gradient of n samples plus noise of standard deviation σ, and g a record's gradient, clipped to
+length C. Without regard to other samples, the likelihood ratio of ḡ with and without the record is
+then exp((⟨g, ḡ⟩/n − C²/2n²) / σ²) (Neyman and Pearson 1933)."""
 
 FIT_DAMPING = 1e-5
-"""Damping λ of ``Membership.fits``, relative to the largest squared singular value. It was chosen
-on sums of ten clients' updates of 320 samples in all; any λ from 0 to 1e-4 attributes the same
-share of records to the right client there, within one percent."""
+"""The damping λ of ``Membership.fits``, relative to the largest squared singular value. It was
+chosen on development draws of sums of ten clients' updates, of 320 samples in all. There, any λ
+from 0 to 1e-4 attributes the same share of records to the right client, within one percent."""
 
 
 _LEAST_P = 1e-300
-"""The p-value below which none is printed as a number, as the range of double precision ends near
-it."""
+"""The smallest p-value that is printed as a number. Double precision represents no much smaller
+ones."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +93,27 @@ class Membership:
     members.
 
     Attributes:
-        evidence: how strong the test is on this update: ``exact`` by algebra, ``statistical``, or
-            ``none``; see :data:`Evidence`.
+        evidence: how strong the test is on this update: ``exact``, ``statistical`` or ``none``; see
+            :data:`Evidence`.
         reason: the reason for this strength, in words.
         statistic: the statistic that the test used, such as ``row_space (fc1)``.
         p_values: (C,) the p-values, by a record's rank among the null records and by their tail.
         rank_p_values: (C,) the p-values by rank alone, at least 1 / (1 + number of null records).
         corrected: (C,) the p-values, corrected for the number of records.
         correction: the method of the correction.
-        is_exact: (C,) booleans, true if algebra shows that the record was in the update, or another
-            record whose inputs of all used layers are the same up to a factor. If labels are known,
-            the record's own gradient must be part of the update as well.
+        is_exact: (C,) booleans, true if linear algebra shows that the update contains the record,
+            or another record with the same inputs, up to a factor, of all used layers. If labels
+            are known, the record's own gradient must be part of the update as well.
         is_composite: (C,) booleans, true if the record's layer inputs are combinations of those of
             the samples, but its own gradient is no part of the update. The record may be a near
             copy of a sample, a mixture of several samples, or made from the update; the samples may
-            be mixtures of it; or its label or the client's loss may be another. Its p-value is
-            valid only if nobody chose the record with knowledge of the update. Without labels this
-            cannot be known, and all are false.
-        is_silent: (C,) booleans, true if the record's own gradient is below the rounding of the
-            update, as the model knew the record already. Its p-value is then no evidence for or
-            against membership. Without labels, and if the evidence is ``statistical``, this
-            cannot be known, and all are false.
+            be mixtures of it; or its label or the client's loss may differ from the assumed one.
+            Its p-value is valid only if nobody chose the record with knowledge of the update.
+            Without labels this cannot be known, and all are false.
+        is_silent: (C,) booleans, true if the record's own gradient is too small to be found above
+            the update's rounding or noise, as the model already fitted the record well. Its p-value
+            is then no evidence for or against membership. Without labels, and if the evidence is
+            ``statistical``, this cannot be known, and all are false.
         null_size: the number of null records among which a record is ranked.
         null_origin: the source of the null records, in words.
         fits: (C, S) measures of how well each record's outer product e hᵀ fits into each of S
@@ -121,8 +123,9 @@ class Membership:
         residuals: (C, S) residuals ‖h − P h‖ / ‖h‖ of each record's input h in each layer of
             ``layers``, where P projects on the layer's row space.
         layers: the names and row spaces of the layers.
-        left_out: the reasons why other layers were not used.
-        rehearsal: the findings of a repetition of the round on null records, if there was one.
+        left_out: sentences on layers that were not used, with the reasons.
+        rehearsal: the findings of a repetition of the round on null records; ``None`` if there was
+            none.
         cpu_seconds: CPU seconds that the test took.
     """
 
@@ -147,23 +150,25 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Return booleans, true for records whose p-value is only an upper bound, as their
-        statistic is below those of all null records, which are too few for a smaller one.
+        """Return booleans (C,), true for records whose p-value is only an upper bound. Their
+        statistic is below those of all null records (known not to be members), which are too few to
+        estimate a smaller p-value.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
 
     @property
     def is_tail(self) -> Bool[Tensor, " C"]:
-        """Return booleans, true for records whose p-value is that of the fitted tail, as their
-        statistic is below those of all null records.
+        """Return booleans (C,), true for records whose statistic is below those of all null records
+        (known not to be members). Their p-value comes from a tail that is fitted to the null
+        statistics.
         """
         return self.p_values < self.rank_p_values
 
     def says(self, record: int, level: float = 0.01) -> str:
         """Return the finding on one record as the end of a sentence that begins with the record's
-        name, such as "was in the update, by algebra (…)". It contains the record's p-values, unless
-        there is no evidence.
+        name, such as "was in the update, by algebra (…)", for a text to the user. It contains the
+        record's p-values, unless there is no evidence.
 
         Args:
             record: index of the record.
@@ -202,8 +207,8 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """Return a text on the evidence and on at most the 20 most likely records, which names no
-        client and no file.
+        """Return a text on the evidence and on the 20 records with the smallest p-values. It names
+        no client and no file.
         """
         order = self.p_values.argsort()[:20].tolist()
         lines = [f"record {index} {self.says(index)}" for index in sorted(order)]
@@ -223,8 +228,8 @@ class Membership:
 def check_records(
     problem: Problem, candidates: Batch, null: Batch, statistics: Sequence[str]
 ) -> None:
-    """Raise ``ValueError`` unless these candidates, null records (which cannot be members) and
-    statistics can be tested on the update.
+    """Raise ``ValueError`` unless the candidates can be compared with the null records (which
+    cannot be members) by these statistics on the update.
     """
     for name, records in (("records", candidates), ("null", null)):
         shape, spec = tuple(records.inputs.shape), problem.spec
@@ -281,8 +286,8 @@ def examine(
     If the inputs of one step's samples are few enough for a layer's row space to exclude others,
     the row space alone decides (``exact``). Otherwise the statistics are weighted by a rehearsal: a
     repetition of the round on a part of the null records (``statistical``). Records are then ranked
-    among the other null records, so that the choice of weights does not bias the ranks. Gradient
-    cosine alone, to which nothing is fitted, ranks them among all null records.
+    among the other null records, so that the choice of weights does not bias the ranks. If gradient
+    cosine alone is used, to which nothing was fitted, it ranks them among all null records.
 
     Args:
         problem: the update with its model, whose BatchNorm is in the mode of the client's training.
@@ -293,16 +298,17 @@ def examine(
         null_origin: the source of the null records, in words.
         statistics: the names of the statistics that may be used.
         correction: the method that corrects p-values for the number of candidates.
-        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` reads it
-            from the spectrum, if one step's samples are fewer than a layer's units.
+        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` estimates
+            it from a layer's singular values, which is possible for one step on fewer samples than
+            the layer has units.
         seed: the seed of the rehearsal's draws.
         mixed: whether the client states that it trained on mixtures of its records. The row space
             is then that of the mixtures' inputs, and need not contain a record's own. No evidence
             is exact then, and there is no rehearsal, as the mixtures are unknown.
         optimizer: the name of the client's optimizer, which a rehearsal repeats. If the repeated
-            updates are far shorter than the client's, the rehearsal uses Adam. Only a step of SGD
-            is a sum of outer products, so that evidence on another optimizer is statistical at
-            most, and ``noise_std`` must be given.
+            updates are far shorter than the client's, the rehearsal uses Adam. Only the update of a
+            step of SGD is a sum of outer products. So for another optimizer the evidence is
+            statistical at most, and noise must be given by ``noise_std``.
 
     Raises:
         ValueError: see :func:`check_records`; the optimizer is none of
@@ -333,7 +339,8 @@ def examine(
         and not (train_mode and span.behind_batch_norm)
     ]
     if problem.spec.is_text:
-        # Softmax leaves some tokens' queries and keys without a derivative, which lowers the rank.
+        # Attention's softmax gives some tokens' queries and keys no derivative. Their layers'
+        # updates have a lower rank, and do not contain all inputs.
         full = max((span.space.rank for span in complete), default=0)
         own = flat.num_samples
         complete = [span for span in complete if span.space.rank == full or span.rows == own]
@@ -425,8 +432,9 @@ def examine(
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
-    """Return log r (N, S) of N records in S layers, with r the distance of the record's input from
-    the layer's row space, relative to the input's length, and no damping beside that of the noise.
+    """Return log r (N, S) of N records in S layers. r is the distance of the record's layer input
+    from the layer's row space, relative to the input's length, with no other damping than the
+    noise.
     """
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
@@ -446,15 +454,17 @@ def _weigh(
     mixed: bool,
     optimizer: str,
 ) -> _Weighed:
-    """Return statistics of candidates and null records where algebra cannot decide.
+    """Return statistics of candidates and null records for an update on which linear algebra cannot
+    decide.
 
-    The results are the statistics of both, the rehearsal, the evidence, the statistic's name and
-    the reason. The statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights
-    w_f (see :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the
-    observed update. If noise leaves the rehearsal no better than chance, or the update is too long
-    for any optimizer that was repeated, it is the gradient cosine. If the round is not repeated, as
-    on mixtures (``mixed``), it is that of :func:`_first_choice`, and the rehearsal is ``None``.
-    ``flat`` is ``problem`` with BatchNorm by running statistics.
+    The results are the candidates' statistics, the null records' statistics, the rehearsal (a
+    repetition of the round on null records), the evidence, the statistic's name and the reason. The
+    statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights w_f (see
+    :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the observed update.
+    The statistic is the gradient cosine instead if, under noise, the rehearsal is no better than
+    chance, or if the update is longer than any repeated optimizer makes it. If the round is not
+    repeated, as on mixtures (``mixed``), the statistic is that of :func:`_first_choice`, and the
+    rehearsal is ``None``. ``flat`` is ``problem`` with BatchNorm by running statistics.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
@@ -483,7 +493,9 @@ def _weigh(
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std or 0.0
-    if noise_std is None and optimizer == "SGD":  # other optimizers' steps have full rank anyway
+    # the noise cannot be estimated for other optimizers, whose updates have full rank even without
+    # noise
+    if noise_std is None and optimizer == "SGD":
         std = _told_noise(spans)
     for repeated in dict.fromkeys((optimizer, "Adam")):
         rehearsal = rehearse(
@@ -513,7 +525,8 @@ def _weigh(
         weights = torch.zeros_like(weights)
         weights[cosine] = 1.0
     if weights.nonzero().flatten().tolist() == [cosine]:
-        # Nothing was fitted to the pool, so that all null records rank the candidates.
+        # No weights were fitted to the records on which the round was repeated, so that all null
+        # records can rank the candidates.
         (others,) = compute_features([observed], null, ["gradient_cosine"])
         values, null_values = usual.values[:, cosine], others.values[:, 0]
         return values, null_values, rehearsal, "statistical", "gradient_cosine", why
@@ -534,11 +547,12 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the index and name of the statistic for an update whose round is not repeated. It is
-    that of the layer with the fewest inputs for its capacity: with labels the fit of the record's
-    outer product, else the residual. The fit also works if the layer has fewer units than there are
-    samples: with 115 samples and 108 to 114 units it put all samples below 600 null records on six
-    development draws, while the residual put 88 % of them there.
+    """Return the index and name of the statistic for an update whose round is not repeated. The
+    statistic is that of the layer with the smallest ratio of ``rows`` to ``capacity``: with labels
+    :meth:`RowSpace.agreement`, else the residual, the distance from the row space. The agreement
+    also works if the layer has fewer units than there are samples. On six development draws with
+    115 samples and 108 to 114 units, it separated all samples from 600 non-members, the residual 88
+    % of the samples.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
@@ -547,8 +561,8 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the median over layers of ``noise_std``, the noise that a layer's singular values
-    show; 0 if no layer's do.
+    """Return the median over layers of ``noise_std``, the noise estimated from a layer's singular
+    values; 0 if it was estimated for no layer.
     """
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0

@@ -1,8 +1,8 @@
-"""Define networks of the field's papers, and draw their initial weights.
+"""Define the networks of papers on gradient leakage, and draw their initial weights.
 
-Every network takes ``input_shape`` (C, H, W) and the number K of classes first, maps inputs
-(B, C, H, W) to logits (B, K), and is twice differentiable almost everywhere. ``TextTransformer``
-takes token ids in the place of images.
+Every network takes ``input_shape`` (C, H, W) and the number K of classes first, maps inputs (B, C,
+H, W) to logits (B, K), and is twice differentiable almost everywhere. ``TextTransformer`` takes
+token ids in the place of images.
 """
 
 from flwr_leakage.models.alexnet import AlexNet

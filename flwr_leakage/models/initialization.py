@@ -1,4 +1,4 @@
-"""Draw initial weights from a generator, as a pure function of it."""
+"""Draw a model's initial weights from a given random generator alone."""
 
 import math
 from typing import Literal, get_args
@@ -27,19 +27,20 @@ def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> 
 
     N(μ, v) is normal with mean μ and variance v; U(a, b) is uniform, and U(±a) is U(−a, a).
     Normalisation layers, whose weight is a vector, start in every scheme as torch starts them
-    (BatchNorm: weight 1, bias 0, running mean 0, running variance 1): the network of Zhu et
-    al., for which the random schemes were made, has none.
+    (BatchNorm: weight 1, bias 0, running mean 0, running variance 1): the network of Zhu et al.,
+    for which the random schemes were made, has none.
 
     Args:
         model: the model, all of whose parameters belong to layers with ``reset_parameters``.
-        scheme: the name of a row of the table.
-        generator: the only source of randomness; torch's global state is left alone.
+        scheme: the name of the scheme, one of the table's first column.
+        generator: the only source of randomness; torch's global generators keep their states.
 
     Returns:
         ``model`` itself.
 
     Raises:
-        ValueError: the scheme is unknown, or a parameter belongs to no such layer.
+        ValueError: the scheme is unknown, or a parameter belongs to a layer without
+            ``reset_parameters``.
     """
     if scheme not in _SCHEMES:
         raise ValueError(f"initialization must be one of {_SCHEMES}, got {scheme!r}.")
@@ -50,7 +51,7 @@ def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> 
         if callable(reset := getattr(layer, "reset_parameters", None))
     ]
     seed = int(torch.randint(2**62, (), generator=generator))
-    # reset_parameters draws from torch's global generator, which is therefore seeded here.
+    # reset_parameters draws from torch's global generator, which is seeded here from ``generator``.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for _, reset in layers:

@@ -1,4 +1,4 @@
-"""Define common layers of the networks, and check the sizes that they are given."""
+"""Define layers that several networks share, and check the sizes with which networks are made."""
 
 from collections.abc import Callable, Sequence
 
@@ -48,7 +48,7 @@ def check_positive(**settings: int) -> None:
 def make_classifier(
     in_features: int, hidden_features: int, num_classes: int, activation: str
 ) -> nn.Sequential:
-    """Return the end of AlexNet and VGG: three linear layers with activations between them.
+    """Return the last part of AlexNet and VGG: three linear layers with activations between them.
 
     They map ``in_features`` values to two hidden layers of ``hidden_features`` units, and these to
     K = ``num_classes`` logits; see ``make_activation``.
@@ -63,14 +63,15 @@ def make_classifier(
 
 
 def count_features(features: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of values that the convolutional part of a network gives for one input.
+    """Return the number of values that ``features``, a network's convolutional part, gives for an
+    input.
 
     Raises:
-        ValueError: the input (C, H, W) is too small for the strides and poolings.
+        ValueError: ``input_shape`` (C, H, W) is too small for the strides and poolings.
     """
     was_training = features.training
     try:
-        # Eval mode: a probe in train mode would change BatchNorm's running statistics.
+        # Compute in eval mode: train mode would change BatchNorm's running statistics.
         with torch.no_grad():
             return features.eval()(torch.zeros(1, *input_shape)).numel()
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """Define residual networks (He et al. 2016) for 32×32 and 224×224 inputs.
 
-Their skip connections can be left out.
+Their skip connections can be switched off.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ Stem = Literal["small", "large"]
 class BasicBlock(nn.Module):
     """A block of two 3×3 convolutions with BatchNorm, to whose result its input is added.
 
-    The last activation follows the addition. Where the shape changes, the added input passes a 1×1
-    convolution with BatchNorm (option B of He et al. 2016). Without ``skip_connection`` the input
-    is not added.
+    The last activation follows the addition. If the shape changes, the input first passes through a
+    1×1 convolution with BatchNorm (option B of He et al. 2016). Without ``skip_connection`` the
+    input is not added.
     """
 
     expansion = 1
@@ -44,11 +44,11 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A block of 1×1, 3×3 and 1×1 convolutions with BatchNorm; its input is added at the end.
+    """A block of 1×1, 3×3 and 1×1 convolutions with BatchNorm, to whose result its input is added.
 
     The last convolution has four times as many channels as the others (He et al. 2016, Fig. 5
-    right). The stride is that of the 3×3 convolution, as in torchvision. The input is added as in
-    ``BasicBlock``.
+    right). The stride is that of the 3×3 convolution, as in torchvision. The shortcut of the input
+    is that of ``BasicBlock``.
     """
 
     expansion = 4
@@ -81,10 +81,11 @@ class Bottleneck(nn.Module):
 def make_shortcut(
     in_channels: int, out_channels: int, stride: int, skip_connection: bool
 ) -> nn.Module | None:
-    """Return the layers that a block's input passes before it is added to the block's output.
+    """Return the shortcut of a residual block: the layers through which its input passes before the
+    addition.
 
-    They are the identity, or a 1×1 convolution with BatchNorm if the shape changes; ``None``
-    without a skip connection.
+    The shortcut is the identity, or a 1×1 convolution with BatchNorm if the shape changes. It is
+    ``None`` without a skip connection.
     """
     if not skip_connection:
         return None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from flwr_leakage.models.layers import check_positive, check_sizes, make_activation
 
 _STAGE_BLOCKS = (4, 8, 4)
-# Table 1 of Zhang et al. 2018: channels of stage 2 for g groups, at scale 1.
+# For each number g of groups, the channels of stage 2 at scale 1 (Zhang et al. 2018, Table 1).
 _STAGE2_CHANNELS = {1: 144, 2: 200, 3: 240, 4: 272, 8: 384}
 _STEM_CHANNELS = 24
 
@@ -32,7 +32,8 @@ class ShuffleUnit(nn.Module):
     """A unit of grouped 1×1, depthwise 3×3 and grouped 1×1 convolutions with BatchNorm.
 
     The channels are shuffled after the first convolution (Zhang et al. 2018, Figure 2). With stride
-    1 the input is added to the result; with stride 2 it is average-pooled and concatenated with it.
+    1 the input is added to the result; with stride 2 the average-pooled input is concatenated with
+    the result.
     """
 
     def __init__(

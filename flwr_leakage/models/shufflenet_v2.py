@@ -15,9 +15,9 @@ _STEM_CHANNELS = 24
 class ShuffleUnitV2(nn.Module):
     """A unit of 1×1, depthwise 3×3 and 1×1 convolutions on one half of the channels.
 
-    With stride 1 the other half passes unchanged. With stride 2 both branches take all channels,
-    and the second branch has a depthwise 3×3 and a 1×1 convolution. Both results are concatenated,
-    and their channels shuffled (Ma et al. 2018, Figure 3 c and d).
+    With stride 1 the other half of the channels stays as it is. With stride 2 these convolutions
+    take all channels, and so does a second branch of a depthwise 3×3 and a 1×1 convolution. Both
+    results are concatenated, and the channels shuffled (Ma et al. 2018, Figure 3 c and d).
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int, activation: str) -> None:

@@ -10,18 +10,19 @@ from flwr_leakage.models.layers import check_positive
 
 
 class TextTransformer(nn.Module):
-    """A transformer whose blocks have attention and two linear layers.
+    """A transformer whose blocks consist of attention and a feed-forward part of two linear layers.
 
-    Its input is the sum of token and position embeddings. Each part of a block is preceded by a
-    LayerNorm, as in GPT-2 (Radford et al. 2019). An encoder classifies by the mean of its last
-    states over the tokens that are no padding. A decoder attends to earlier positions only, and
-    predicts the next token at each position.
+    Its input is the sum of token and position embeddings. A LayerNorm precedes each part of a
+    block, as in GPT-2 (Radford et al. 2019). An encoder classifies by the mean of its last states
+    over the tokens that are no padding. A decoder attends to earlier positions only, and predicts
+    the next token at each position.
 
     Args:
         input_shape: (T,), where T is the largest number of tokens of a text.
         num_classes: the number K of classes of an encoder; for a decoder, the number of token ids.
         vocabulary: the number V of token ids.
-        padding: the id that fills up short texts and gets no attention; ``None`` if there is none.
+        padding: the id that fills up texts of fewer than T tokens and gets no attention; ``None``
+            if there is none.
         causal: whether the model is a decoder.
         tied: whether a decoder's last layer has the token embeddings as its weight. The states are
             then divided by √d first, as embeddings are drawn with standard deviation 1 (Raffel et
@@ -71,8 +72,8 @@ class TextTransformer(nn.Module):
     def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
         """Return the token embeddings (B, t, d) of token ids (B, t), zero at padding.
 
-        ``forward`` takes them in the place of ids, too. ``params``, by name, may be others than the
-        model's own.
+        :meth:`forward` accepts these embeddings in place of ids. ``params`` are parameters by name,
+        which may differ from the model's own.
         """
         states = params["tokens.weight"][ids]
         return states if self.padding is None else states * (ids != self.padding)[..., None]
@@ -119,7 +120,8 @@ class _Block(nn.Module):
         allowed = seen[:, None, None]
         if self.causal:
             allowed = allowed & torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-        # A large negative number, as a text of padding alone would make a softmax of −∞ undefined.
+        # The number is finite, as the softmax of a row of −∞ is undefined, which a text of padding
+        # alone would have.
         mixed = scores.masked_fill(~allowed, -1e9).softmax(-1) @ v
         states = states + self.drop(self.output(mixed.transpose(1, 2).flatten(2)))
         return states + self.drop(self.outer(F.gelu(self.inner(self.norm2(states)))))

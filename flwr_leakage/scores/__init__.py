@@ -1,4 +1,4 @@
-"""Scores of the risk of a client's samples, computed without an attack."""
+"""Compute scores of how much a client's samples are at risk, without an attack."""
 
 from flwr_leakage.scores.absolute_influence import AbsoluteInfluence
 from flwr_leakage.scores.base import Column, SampleScore

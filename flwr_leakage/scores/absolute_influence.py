@@ -13,14 +13,14 @@ from flwr_leakage.spectral import solve_damped
 
 @dataclass(frozen=True)
 class AbsoluteInfluence(SampleScore):
-    """A score: the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ with a damping ε in units of λ.
+    """A score: the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ with an absolute damping ε.
 
     J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, λ are the
     eigenvalues of JJᵀ, and δ is the perturbation of the sample's gradient. This is the extension to
-    a singular J by Zhang et al. (2023, section 4). There ε is a hyperparameter, chosen so that
-    attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. As λ scales with the square of
-    the loss, the same ε damps another share of the spectrum on every model. ``InversionInfluence``
-    therefore takes ε/λmax instead.
+    a singular J by Zhang et al. (2023, section 4). There ε is a hyperparameter in the units of λ,
+    chosen so that attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. As λ scales with
+    the square of the loss, the same ε damps a different share of the spectrum on every model.
+    ``InversionInfluence`` therefore takes ε/λmax instead.
 
     The quantities ``absolute_influence_rmse_…``, one for each ε, are the norm divided by √N.
 
@@ -45,7 +45,8 @@ class AbsoluteInfluence(SampleScore):
         if bool(problem.undefended.all()):
             found = [nothing_hidden(problem)] * len(names)
         else:
-            # The solver takes dampings relative to λmax; with λmax = 1 they are absolute.
+            # The solver multiplies each damping by a given λmax. With λmax = 1, dampings are
+            # absolute.
             ones = torch.ones(len(problem), dtype=torch.float64)
             limits = (self.tolerance, self.max_steps)
             dampings = tuple(self.dampings)

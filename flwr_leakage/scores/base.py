@@ -21,7 +21,7 @@ UNDEFENDED = "δ = 0: nothing was hidden, a perfect attacker recovers this sampl
 FLAT = "J = 0: there is nothing to invert"
 
 BLANKS = {"values": None, "errors": None, "states": "unresolved"}
-"""The entries that a sample without a score has in each field of a measurement."""
+"""The entries of a sample without a score, by the measurement's field."""
 
 
 @runtime_checkable
@@ -30,9 +30,9 @@ class Score(Protocol):
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
         """Return one measurement for each quantity, with one value for each sample of
-        ``client.exposure``, in order. The first measurement's ``products`` are the Jacobian
-        products of all. ``client`` changes only by results that it keeps for other scores. ``seed``
-        is that of the score's draws.
+        ``client.exposure``, in order. The first measurement's ``products`` is the number of
+        Jacobian products of all. ``client`` is not changed, except that it may store results for
+        other scores. ``seed`` is the seed of the score's random draws.
         """
         ...
 
@@ -46,11 +46,12 @@ class Column:
         values: (S,) the values; NaN or infinity where there is no number.
         unit: the unit, such as ``1`` or ``model input``.
         direction: the meaning of a larger value.
-        notes: a text for each sample on its value, or on why there is none; or no texts at all.
+        notes: a text for each sample on its value, or on why there is none; an empty sequence for
+            no notes.
         errors: (S,) half the width of each error bar, in ``unit``, NaN where unknown; or ``None``.
-        states: a state for each sample, one for all samples with a number, or no states at all; see
-            ``Measurement``. A sample without a number becomes ``unresolved`` unless a bound is its
-            own state.
+        states: how the values may be read, see ``Measurement``: a state for each sample; or one
+            state for all samples with a number; or empty. A sample without a number becomes
+            ``unresolved``, unless its own state in a sequence is a bound.
     """
 
     name: str
@@ -76,9 +77,9 @@ class SampleScore(ABC):
     """A base class of scores that treat every sample separately; a subclass defines ``measure``.
 
     As many samples are processed at a time as fit into memory. A sample gets a reason in place of a
-    number if its gradient or its value is not finite, or if training never used it. A sample's
-    value does not depend on the others, as long as ``measure`` treats all rows alike and draws for
-    each from its own generator.
+    number if its gradient or its value is not finite, or if no training step used it. A sample's
+    value does not depend on the other samples, provided that ``measure`` computes each row alone
+    and draws for it from its own generator.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -117,7 +118,9 @@ class SampleScore(ABC):
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return a measurement for each quantity; ``products`` of the first are those of all."""
+        """Return a measurement for each quantity. The first one's ``products`` counts those of
+        all.
+        """
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -134,8 +137,8 @@ class SampleScore(ABC):
 
 
 def measured(column: Column, against: Sequence[str]) -> Measurement:
-    """Return a column as a measurement. ``against`` holds for each sample the reason why it has no
-    number, or an empty text. A number that is not finite is replaced by a reason, too.
+    """Return a column as a measurement. ``against`` holds for each sample the reason why its number
+    must be left out, or an empty text. A number that is not finite is replaced by a reason, too.
 
     Raises:
         ValueError: the column's entries are not one for each sample.
@@ -181,9 +184,9 @@ def measured(column: Column, against: Sequence[str]) -> Measurement:
 def merge(
     groups: Sequence[tuple[Sequence[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """Return one quantity's measurement of all ``count`` samples, merged from those of ``groups``,
-    each with the indices of its samples. ``left_out`` holds, by index, the reason why a sample was
-    not scored.
+    """Return one quantity's measurement of all ``count`` samples, merged from those of groups of
+    samples. ``groups`` are pairs of the samples' indices and their measurement. ``left_out`` holds,
+    by index, the reason why a sample was not scored.
 
     Raises:
         ValueError: the measurements are of different quantities.
@@ -206,7 +209,8 @@ def merge(
         if any(getattr(found, name, ()) for _, found in groups):
             merged[name] = column(name, [blank] * count)
     products = sum(found.products for _, found in groups)
-    # Name, unit and direction are those of a group in which the score did not fail.
+    # If the score failed for a group, its measurement has no unit, so that another group's is
+    # preferred.
     model = next((found for _, found in groups if found.unit), groups[0][1])
     return replace(model, products=products, **merged)
 
@@ -227,7 +231,9 @@ def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Return half the error bar of √v, max(√(v + e) − √v, √v − √(v − e)), with e half that of v."""
+    """Return half the width of the error bar of √v, max(√(v + e) − √v, √v − √(v − e)), with e half
+    the width of the error bar of v.
+    """
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -236,8 +242,9 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
     """Return the mean (S,) of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar
-    (S,). The bar is that of a χ² variable; see ``sampling_error``. Its variance is the one-sided
-    95 % upper limit, as few draws of a skewed distribution mostly underestimate the variance.
+    (S,). The bar is that of a χ² variable; see ``sampling_error``. For its variance the one-sided
+    95 % upper limit is taken, as few draws of a skewed distribution mostly underestimate the
+    variance.
     """
     count = len(draws)
     mean = draws.mean(0)
@@ -271,7 +278,9 @@ class Numbers(NamedTuple):
 
 
 def nothing_hidden(problem: SampleProblem) -> Numbers:
-    """Return the reconstruction error of each sample if no perturbation hides it: exactly zero."""
+    """Return the reconstruction error zero, with the state ``exact``, for samples that no
+    perturbation hides.
+    """
     zeros = torch.zeros(len(problem), dtype=torch.float64)
     return Numbers(zeros, [UNDEFENDED] * len(problem), zeros, states_of(zeros, "exact"))
 
@@ -279,8 +288,9 @@ def nothing_hidden(problem: SampleProblem) -> Numbers:
 def damped_norms(
     problem: SampleProblem, solved: DampedSolution, place: int, tolerance: float, max_steps: int
 ) -> Numbers:
-    """Return ‖x‖/√N of each sample's solution x (N,), the influence of δ, for the damping of index
-    ``place``. A norm that did not converge becomes NaN, and its note gives a lower bound.
+    """Return ‖x‖/√N of each sample's solution x (N,) of a damped system, the influence of its
+    perturbation δ, for the damping of index ``place``. A norm that did not converge becomes NaN,
+    and its note gives a lower bound.
     """
     root = problem.operator.num_inputs**0.5
     done, norms = solved.converged[:, place], solved.norms[:, place] / root
@@ -297,9 +307,10 @@ def damped_norms(
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
     """Return an estimate for S samples as values, notes, errors and states. A value that did not
-    converge becomes NaN, and its note gives the estimate, with the name ``quantity`` unless this is
-    empty. Its state is ``lower bound`` if ``bound`` is ``at least``, ``upper bound`` if that is
-    ``at most``, else ``unresolved``.
+    converge becomes NaN, and its note gives the estimate as a bound, with the quantity's name
+    unless ``quantity`` is empty. ``bound`` says which bound such an estimate is: ``at least`` gives
+    the state ``lower bound``, ``at most`` the state ``upper bound``, and any other text
+    ``unresolved``.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}

@@ -1,4 +1,4 @@
-"""Compute the Bayesian bound: the mean error of the best attacker with a Gaussian prior."""
+"""Compute the Bayesian bound: the expected error of the best attacker with a Gaussian prior."""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class BayesianBound(SpectralBound):
     The sum is over the N eigenvalues λₖ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
     gradient, and σ is the standard deviation of the noise on that gradient. If the gradient were
     linear in the image, it would be the expected RMSE of the best attacker, biased or not, whose
-    prior of every input is N(μ, τ²). It holds as a mean over images of that prior.
-    (The bound of van Trees 1968 with JJᵀ averaged over these images holds for the network itself,
-    and is at most the mean of this one.) It does not hold for a single image. Real images have a
-    better prior than independent pixels: an attacker with a prior of smooth images may have a
-    smaller error. ``TargetRisk`` chooses its noise by this formula.
+    prior of every input is N(μ, τ²). It holds for the mean over images drawn from this prior. (For
+    the network itself, without linearisation, the bound of van Trees 1968 holds, which averages JJᵀ
+    over these images. It is at most the mean of the bound here.) It does not hold for a single
+    image. Real images have a better prior than independent pixels: an attacker with a prior of
+    smooth images may have a smaller error. ``TargetRisk`` chooses its noise by this formula.
 
     Attributes:
         prior_std: the standard deviation τ > 0 of the prior, in model input units; 1 for
@@ -38,7 +38,8 @@ class BayesianBound(SpectralBound):
             raise ValueError(f"prior_std must be positive, got {self.prior_std}.")
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """Return τ²σ²/(σ² + τ²λ), the squared error that belongs to each eigenvalue λ.
+        """Return τ²σ²/(σ² + τ²λ) (S, k), the attacker's squared error along the eigenvector of each
+        λ.
 
         Here λ are eigenvalues of JJᵀ for a sample's Jacobian J, τ is the standard deviation of the
         attacker's prior, and σ that of the noise.

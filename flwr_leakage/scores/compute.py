@@ -25,8 +25,9 @@ def compute_scores(
     A sample's value does not depend on which other scores and samples are computed, nor on their
     order.
 
-    The result is a mapping by name, in order, with notes on all. A score that fails, or for which
-    the budget is too small, has the reason as its result, and the others are computed.
+    The result is a mapping of the scores' names to their results, in the order of ``scores``, with
+    notes that concern all of them. If a score fails or exceeds the budget, its result has only the
+    reason, and the other scores are still computed.
 
     Args:
         scores: the scores by name; or a sequence of scores, which are then named by their classes
@@ -37,9 +38,9 @@ def compute_scores(
         budget: the limit on the cost of all scores together, which are computed in order; ``None``
             is no limit.
         samples: the indices of the samples to score, in ascending order; the others get no number.
-            ``None`` is all.
-        warnings: reasons why the scored function may differ from the trained one; they are added
-            to the note of every sample.
+            ``None`` stands for all samples.
+        warnings: reasons why the function that is scored may differ from the one that the client
+            trains; they are added to the note of every sample.
     """
     count = len(exposure.private)
     chosen = tuple(range(count)) if samples is None else tuple(samples)
@@ -70,8 +71,8 @@ def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
 def score_client(
     scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
 ) -> dict[str, ScoreResult]:
-    """Return the result of each score by name; see ``compute_scores``. The meter of ``client``
-    counts, and limits, the cost.
+    """Return the result of each score by name; see ``compute_scores``. The cost is counted, and
+    limited, by the meter of ``client``.
     """
     return {
         name: _compute(name, score, client, derive_seed(seed, purpose=name))

@@ -16,10 +16,10 @@ class CramerRaoBound(SpectralBound):
 
     The sum is over the N eigenvalues λ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
     gradient. For sample i of a batch, σᵢ = σ/wᵢ, with σ the standard deviation of the noise on the
-    pseudo-gradient and wᵢ the sample's weight in it: the strongest attacker knows all other
-    samples. The bound is the expected I²F without damping (Zhang et al. 2023, equation 6) under its
-    proper name (Cramér 1946, Rao 1945). It holds for the network itself, not only for its
-    linearisation, if
+    pseudo-gradient and wᵢ the sample's weight in it. This is the noise for the strongest attacker,
+    who knows all other samples. The bound is the expected I²F without damping (Zhang et al. 2023,
+    equation 6) under its proper name (Cramér 1946, Rao 1945). It holds for the network itself, not
+    only for its linearisation, if
 
     - the noise is independent and Gaussian, of known σ on every entry;
     - the attacker is unbiased: no image prior, no clamping to the range of pixels;

@@ -19,7 +19,8 @@ from flwr_leakage.spectral import Lanczos
 from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
 ROUNDING = 1e-15
-"""Ratio λ/λmax below which an eigenvalue λ of JJᵀ, computed in float64, is mere rounding."""
+"""The ratio λ/λmax below which an eigenvalue λ of JJᵀ, computed in float64, consists of rounding
+errors alone."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class EigenvalueMean:
 
     Attributes:
         values: (S,) the means.
-        errors: (S,) half the width of each mean's error bar: that of rounding if ``exact``, else
-            that of 99 % confidence over the random probes.
+        errors: (S,) half the width of each mean's error bar: the rounding error if ``exact``, else
+            the sampling error of the random vectors at 99 % confidence.
         exact: whether the means come from the dense Jacobian J. If not, they are lower bounds up to
             the sampling error.
         rank: (S,) the number of eigenvalues above ``(rank_cutoff)² λmax``; −1 where it is not
@@ -80,12 +81,14 @@ def eigenvalue_mean(
     max_steps: int,
     rank_cutoff: float = 1e-12,
 ) -> EigenvalueMean:
-    """Return Σf(λ)/N over the N eigenvalues λ of JJᵀ, for a completely monotone function f.
+    """Return the mean of f(λ) over the N eigenvalues λ of JJᵀ, for a completely monotone function
+    f.
 
     Such functions are 1/λ and 1/(λ + c). J is the Jacobian of a sample's gradient. Without the
     dense J, Lanczos quadrature estimates the mean by random vectors z. As all even derivatives of f
     are positive, Gauss quadrature is a lower bound of zᵀf(JJᵀ)z after any number of steps (Golub
-    and Meurant 1994, theorem 3.1). Nodes that rounding makes too small are raised, which lowers f.
+    and Meurant 1994, theorem 3.1). Quadrature nodes that are too small by rounding are raised,
+    which lowers f and so keeps the bound.
 
     Args:
         problem: the S samples with their Jacobians, in float64.
@@ -106,7 +109,7 @@ def eigenvalue_mean(
         return EigenvalueMean(values, errors, True, rank, eigenvalues[:, 0])
     values, largest = _quadrature(problem, function, draws, num_probes, max_steps)
     unknown = torch.full((len(problem),), -1)
-    # The variance comes from few probes, so that the quantile is that of Student's t.
+    # The variance is estimated from few probes, so that Student's t gives the quantile.
     quantile = float(stdtrit(num_probes - 1, 0.995))
     width = quantile * values.std(0) / num_probes**0.5
     return EigenvalueMean(values.mean(0), width, False, unknown, largest)

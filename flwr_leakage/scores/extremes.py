@@ -9,7 +9,7 @@ from flwr_leakage.scores.lavp import LAVP
 
 @dataclass(frozen=True)
 class ExtremesScore(SampleScore):
-    """A base class of scores made of λmax and, on demand, λmin of JJᵀ.
+    """A base class of scores computed from λmax and, if ``smallest`` is set, λmin of JJᵀ.
 
     J ∈ R^{N×P} is the Jacobian of a sample's gradient.
 

@@ -30,9 +30,9 @@ class FisherLeakage(SampleScore):
 
     - ``fisher_leakage``: η of Guo et al. (2022, section 4);
     - ``fisher_leakage_bound_rmse``: 1/η, a lower bound of an unbiased attacker's RMSE. It needs
-      only one trace, J need not have full rank, and the bound lies below ``CramerRaoBound``;
-    - ``fisher_information_loss``: √λmax/σᵢ of Hannun et al. (2021). Along the direction that the
-      update reveals best, an unbiased attacker's error is at least its inverse.
+      only the trace, and holds without full rank of J, but is smaller than ``CramerRaoBound``;
+    - ``fisher_information_loss``: √λmax/σᵢ of Hannun et al. (2021). Its inverse bounds an unbiased
+      attacker's error from below along the direction that the update reveals best.
 
     The trace is estimated by tr(JJᵀ) = E‖Jᵀz‖² over random signs z (Hutchinson 1990). The error
     bars are of 99 %.

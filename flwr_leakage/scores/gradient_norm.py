@@ -12,8 +12,8 @@ from flwr_leakage.scores.base import Column, SampleScore
 class GradientNorm(SampleScore):
     """A score: the norm ‖g‖ = ‖∇_θL(x, y)‖ of a sample's gradient, the baseline of other scores.
 
-    It carries no information about the curvature. Noise of a fixed strength hides a larger gradient
-    less. The score costs one gradient and no Jacobian product.
+    The norm says nothing about the Jacobian of the gradient. Noise of a fixed strength hides a
+    larger gradient less. The score costs one gradient and no Jacobian product.
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

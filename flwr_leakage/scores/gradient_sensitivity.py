@@ -20,12 +20,12 @@ def sensitivity_along(
     directions: Float[Tensor, "S N"],
     slices: Mapping[str, Sequence[slice]],
 ) -> dict[str, Float[Tensor, " S"]]:
-    """Return ‖J_lᵀd‖/‖d‖ (S,) for each layer l, by its name: the length by which the layer's
-    gradient moves for a unit step of the input along d.
+    """Return ‖J_lᵀd‖/‖d‖ (S,) for each layer l, by its name: the norm of the change of the layer's
+    gradient per unit step of the input along d, to first order.
 
-    J_l is the Jacobian of layer l's gradient by the input. If d is the change of the input that an
-    attribute makes, such as the mean of images with it less that of images without it, the result
-    is the sensitivity to that attribute. ``operator`` are the Jacobians Jᵀ of S samples,
+    J_l is the Jacobian of layer l's gradient by the input. If d is the change of the input by an
+    attribute, such as the mean of images with glasses less that of images without, the result is
+    the sensitivity to this attribute. ``operator`` are the Jacobians Jᵀ of S samples,
     ``directions`` (S, N) are d ≠ 0, and ``slices`` locate each layer in the flat gradient; see
     ``layer_slices``.
     """
@@ -43,8 +43,8 @@ class GradientSensitivity(SampleScore):
 
     It is computed as E‖J_lᵀn‖/‖n‖, with J_l the Jacobian of layer l's gradient g_l by the input x.
 
-    In the reading of Mo et al. (2021), a layer whose gradient moves more with the input reveals
-    more about it; ``LAVP`` takes a larger ``lambda_max`` for safer, the opposite.
+    By Mo et al. (2021), a layer whose gradient changes more with the input reveals more about it.
+    ``LAVP`` takes the opposite view, that a larger ``lambda_max`` is safer.
 
     The quantity ``gradient_sensitivity`` is that of all layers, ``gradient_sensitivity/LAYER`` that
     of one layer. For the sensitivity to an attribute see ``sensitivity_along``.

@@ -18,8 +18,9 @@ from flwr_leakage.spectral import least_squares_growth
 
 NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
 ROUNDING_FACTOR = 32
-"""Ratio of the relative rounding error of ‖x_k‖ to that of products with J, at most; it is measured
-(see ``simulations/benchmarks/results``)."""
+"""An upper limit of the ratio of the relative rounding error of ‖x_k‖, with x_k the k-th LSQR
+iterate, to that of products with the Jacobian J. It was measured, see
+``simulations/benchmarks/results``."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class InfluenceKrylovBound(SampleScore):
     """A score: a lower bound ‖x_k‖ of the undamped inversion influence ‖(JJᵀ)⁻¹Jδ‖ (I²F).
 
     J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, δ (P,) is the
-    defense's perturbation of that gradient, and x_k is the k-th iterate of LSQR from zero on
-    ``min ‖Jᵀx − δ‖``. The norms of the iterates grow towards that of the least-squares solution
-    (Paige and Saunders 1982), which is the I²F. On LeNet eight steps reach about a quarter of it,
-    while the lower bound I_lb = ‖Jδ‖/λmax in closed form reaches a thousandth. The eight steps rank
+    defense's perturbation of that gradient, and x_k is the k-th iterate of LSQR from zero on ``min
+    ‖Jᵀx − δ‖``. The norms of the iterates grow towards that of the least-squares solution (Paige
+    and Saunders 1982), which is the I²F. On LeNet eight steps reach about a quarter of it, while
+    the lower bound I_lb = ‖Jδ‖/λmax in closed form reaches a thousandth. The eight steps rank
     samples as attacks do (Spearman .6 under equal noise). I_lb and an I²F with a damping of 1e-3
-    λmax rank them backwards, as damping removes just the directions in which samples differ. The
-    quantities are:
+    λmax rank them in the opposite order, as damping removes just the directions in which samples
+    differ. The quantities are:
 
     - ``influence_krylov_bound_rmse``: ‖x_k‖/√N for the sample's share of the released δ;
     - ``unit_noise_influence_bound_rmse``, only if δ = 0: the same number for one draw of Gaussian
@@ -53,12 +54,13 @@ class InfluenceKrylovBound(SampleScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return a column of the bound for the defense's perturbation of each sample's gradient.
 
-        If no update was perturbed, there is another column for one draw of unit noise.
+        If δ = 0 for all samples, there is also the column for one draw of unit noise.
         """
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:
-            # All samples are decomposed together, so that zeros replace a δ that is not finite.
+            # LSQR runs on all samples together, so that a δ that is not finite must be replaced by
+            # zeros.
             deltas = torch.where(known[:, None], problem.deltas, 0.0)
         else:
             deltas = normal_rows(problem.deltas.shape, draws).to(problem.deltas)
@@ -67,7 +69,8 @@ class InfluenceKrylovBound(SampleScore):
         bound = torch.where(known & (largest > 0), length, torch.nan)
         reasons = first_notes(notes_where(~known, NOT_FINITE), notes_where(largest == 0, FLAT))
         name, unit = "influence_krylov_bound_rmse", "model input"
-        # A few steps depend on large singular values only, which rounding changes least.
+        # The iterates of a few steps depend on large singular values alone, which rounding changes
+        # least.
         errors = ROUNDING_FACTOR * problem.rounding * bound
         if hidden:
             return [Column(name, bound, unit, "larger is safer", reasons, errors, "lower bound")]

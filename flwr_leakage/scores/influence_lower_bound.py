@@ -26,9 +26,9 @@ class InfluenceLowerBound(SampleScore):
     gradient (Zhang et al. 2023, equation 5).
 
     It is a valid bound of the undamped I²F, but a loose one: on LeNet it lies 16–48 times below the
-    error that attacks reach, and among samples under equal noise it may rank them backwards. λmax
-    is increased by its own error bound, so that the bound holds although λmax is estimated from
-    below.
+    error that attacks reach, and among samples under equal noise it may rank them backwards.
+    Lanczos estimates λmax from below. So its error bound is added to it, by which I_lb remains a
+    bound.
 
     Attributes:
         tolerance: the relative error to which λmax is computed.

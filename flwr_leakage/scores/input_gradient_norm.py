@@ -18,8 +18,8 @@ class InputGradientNorm:
     """A score: ‖∂L/∂x‖ of each sample x, a cheap number by which a client's samples are ranked.
 
     With weights W₁ of the first layer and the loss's gradient δ₁ by that layer's outputs, the
-    layer's weight gradient is δ₁xᵀ. So the Jacobian J = ∇ₓ∇_θL has the block δ₁ᵀ ⊗ I: if δ₁ is
-    large, a change of any pixel moves the update far. ∂L/∂x = W₁ᵀδ₁ measures δ₁ without a
+    layer's weight gradient is δ₁xᵀ. So the Jacobian J = ∇ₓ∇_θL contains the block δ₁ᵀ ⊗ I: if δ₁ is
+    large, a change of any pixel changes the update much. ∂L/∂x = W₁ᵀδ₁ measures δ₁ without a
     per-sample gradient. The score costs one forward and one backward pass of the samples in
     mini-batches, about as much as training on them once, and no Jacobian product.
 
@@ -61,7 +61,8 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
         return gradient_map.loss(logits[None], target[None])
 
     logits, pullback = vjp(logits_of, samples.batch.inputs)[:2]
-    # Each sample's loss is differentiated alone, as the loss need not be a mean over samples.
+    # Each sample's loss is differentiated by itself, as the loss of a batch need not be a mean over
+    # samples.
     errors = vmap(grad(loss_of))(logits, samples.batch.targets)
     return pullback(errors)[0].flatten(1).detach()
 

@@ -13,8 +13,8 @@ from flwr_leakage.records import Batch
 def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
     """Return a batch from tensors, arrays, numbers, or lists of them: inputs (B, C, H, W) in the
     dtype of the model's parameter ``like``, class indices (B,) in int64 or probabilities (B, K).
-    Integer inputs are not converted to floats: a model that expects normalised inputs would
-    otherwise take values from 0 to 255 without an error.
+    Integer inputs are an error and are not converted to floats: a model that expects normalised
+    inputs would otherwise be given values from 0 to 255 unnoticed.
 
     Raises:
         ValueError: inputs or targets are of another kind, their entries differ in shape, or there

@@ -1,4 +1,6 @@
-"""Compute the inversion influence I²F, the recovery error that a perturbed update causes."""
+"""Compute the inversion influence I²F, the recovery error that the perturbation of an update
+causes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from flwr_leakage.spectral import dense_spectrum, solve_damped, spectral_sum
 from flwr_leakage.spectral.dense import dense_bytes
 
 QUADRATURE_TOLERANCE = 0.02
-"""Relative error at which the quadrature of a random probe stops, far below the sampling error."""
+"""The relative error at which the quadrature with one random vector stops. It is far below the
+sampling error over few vectors, so that a smaller value would only take more steps."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,15 @@ class InversionInfluence(SampleScore):
 
     The perturbation of a sample's gradient is δ/wᵢ, with δ that of the update's pseudo-gradient and
     wᵢ the sample's weight in it. The influence is computed by LSQR with full reorthogonalisation,
-    the expected influence by stochastic quadrature. Both stop when a lower and an upper bound
-    agree. Few probes say little about a sum over many eigenvalues: the error bar of the expected
-    influence is 8 to 25 % with one probe at ε = 1e-6 λmax and more at larger ε, and falls as
-    1/√probes.
+    the expected influence by stochastic quadrature. Both stop when a lower and an upper bound of
+    the result agree to the tolerance. Few probes say little about a sum over many eigenvalues: the
+    error bar of the expected influence is 8 to 25 % with one probe at ε = 1e-6 λmax and more at
+    larger ε, and falls as 1/√probes.
 
     Attributes:
         relative_dampings: the values of ε/λmax, > 0. Only small ones predict attacks: on an
             untrained LeNet, 1e-6 ranks 32 digits under equal noise as an attack's error does
-            (Spearman .88), and 1e-3 ranks them backwards (−.46).
+            (Spearman .88), and 1e-3 ranks them in the opposite order (−.46).
         tolerance: the relative error to which I²F is computed.
         max_steps: the largest number of steps of LSQR, and of each random probe, of two Jacobian
             products each.
@@ -114,8 +117,8 @@ class InversionInfluence(SampleScore):
         return columns
 
     def _influences(self, problem: SampleProblem) -> list[Numbers]:
-        """Return for each damping ε the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, with
-        its Jacobian J and the perturbation δ of its gradient.
+        """Return, for each damping ε, the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample; J
+        is the Jacobian of the sample's gradient, and δ that gradient's perturbation.
         """
         dampings = tuple(self.relative_dampings)
         solved = solve_damped(
@@ -126,7 +129,8 @@ class InversionInfluence(SampleScore):
         for place, damping in enumerate(dampings):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
-            # J's rounding, relative to σmax, moves (JJᵀ + εI)⁻¹J by up to the second term.
+            # The rounding error of J, relative to its largest singular value, changes (JJᵀ + εI)⁻¹J
+            # by at most the second term.
             slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),

@@ -22,9 +22,9 @@ class JacobianNorm(SampleScore):
 
     J = ∇ₓ∇_θL ∈ R^{N×P}, and λᵢ are the eigenvalues of JJᵀ.
 
-    The norms say how far the update moves with the input. Noise of a fixed strength hides a sample
-    of larger norm less. The Lanczos vectors Q that are computed for λmax give a part of ‖J‖_F²
-    exactly, ‖JᵀQ‖_F². The rest of ‖J‖_F² is E‖Jᵀ(I − QQᵀ)z‖² over vectors z of random signs
+    The norms say how much the update changes with the input. Noise of a fixed strength hides a
+    sample with a larger norm less. The Lanczos vectors Q that are computed for λmax give a part of
+    ‖J‖_F² exactly, ‖JᵀQ‖_F². The rest of ‖J‖_F² is E‖Jᵀ(I − QQᵀ)z‖² over vectors z of random signs
     (Hutchinson 1990; Meyer et al. 2021). The error bar follows from the variance over z.
 
     Attributes:

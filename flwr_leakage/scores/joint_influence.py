@@ -25,8 +25,9 @@ class JointInfluence:
     pseudoinverse, and δ is the defense's perturbation of the pseudo-gradient.
 
     This is the I²F of Zhang et al. (2023, equation 4) for an attacker who knows none of the
-    samples. A is exact over several local steps, batches and batch statistics (``UpdateJacobian``),
-    so that no weights of samples are needed. It is computed in float64. The quantities are:
+    samples. A is the exact derivative through all local steps and batch statistics
+    (``UpdateJacobian``), so that no weights of samples are needed. It is computed in float64. The
+    quantities are:
 
     - ``joint_influence_rmse``: the norm of the sample's part of A⁺δ, divided by √N for N inputs;
     - ``joint_unit_noise_rmse``: √(sum of the diagonal of (AᵀA)⁻¹ over the sample's inputs / N), if
@@ -62,7 +63,9 @@ class JointInfluence:
             raise ValueError(f"relative_damping must be positive, got {self.relative_damping}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the influence of the defense's perturbation, and if known that of unit noise."""
+        """Return the measurement ``joint_influence_rmse``; and ``joint_unit_noise_rmse`` if the
+        Jacobian A of the whole update is formed and has full rank.
+        """
         before = client.meter.products
         delta = update_perturbation(client.gradient_map, client.exposure.whole, self.point)
         joint = self._solve(_operator(client, self.point), delta[None])
@@ -89,7 +92,8 @@ class JointInfluence:
             return _Joint(solution, None, "lower bound", error, note)
         dampings = (self.relative_damping,)
         solved = solve_damped(operator, delta, dampings, self.tolerance, self.max_steps)
-        # A damped solution is shorter than the undamped one, and an early iterate shorter still.
+        # The norm of a damped solution is below that of the undamped one, and an early iterate's is
+        # still smaller. So it is a lower bound.
         note = f"about this or more: damped by {self.relative_damping:g} λmax"
         if not bool(solved.converged[0, 0]):
             note += f", and stopped after {self.max_steps} steps"
@@ -105,8 +109,8 @@ class _Joint:
             update's perturbation δ; it is damped if A is too large for a dense solution.
         variances: (n,) diagonal of (AᵀA)⁻¹; ``None`` if A is too large, or has a rank below n.
         state: ``exact`` for a dense solution with A of rank n; else ``lower bound``.
-        error: relative error of ‖solution‖: that of rounding or, if the solution is damped, the
-            solver's tolerance.
+        error: the relative error of ‖solution‖: the rounding error or, if the solution is damped,
+            the solver's tolerance.
         note: why the solution is a lower bound; empty if it is exact.
     """
 
@@ -143,9 +147,9 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return the measurement ``name``: for each scored sample the root of the mean of ``squares``
-    over its inputs, with the relative error of ``joint``. A sample that no training step uses gets
-    no number.
+    """Return the measurement ``name``: for each scored sample, the square root of the mean of
+    ``squares`` over its inputs, with the relative error of ``joint``. ``squares`` has an entry for
+    each of the n inputs of all samples. A sample that no training step uses gets no number.
     """
     exposure = client.exposure
     count = len(exposure.whole.private)

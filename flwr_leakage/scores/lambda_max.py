@@ -1,4 +1,4 @@
-"""Compute the largest curvature λmax of an L2 attack's loss at the truth, by Lanczos."""
+"""Compute the largest curvature λmax of an L2 attack's loss at the true input, by Lanczos."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ class LambdaMax(SampleScore):
 
     J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of a sample's gradient, and JJᵀ is the Hessian of the L2
     attack's loss ½‖∇_θL(x') − g‖² at the true x' = x. Hong et al. argue that an attack with a large
-    λmax descends badly: larger is safer. In the bound I_lb = ‖Jδ‖/λmax of Zhang et al. (2023) the
-    same number is the denominator, so that a larger one is *less* safe; the two papers answer
-    different questions. Lanczos with full reorthogonalisation finds λmax in about ten products with
-    JJᵀ.
+    λmax descends badly: larger is safer. In the bound I_lb = ‖Jδ‖/λmax of Zhang et al. (2023), λmax
+    is the denominator, so that a larger one is *less* safe. The first paper is about an attack's
+    convergence, the second about the effect of noise. Lanczos with full reorthogonalisation finds
+    λmax in about ten products with JJᵀ.
 
     Attributes:
         tolerance: the largest relative error bound; the error itself is usually much smaller.

@@ -106,12 +106,14 @@ class LAVP(SampleScore):
             "unresolved" if note else state for note, state in zip(notes, found.states, strict=True)
         ]
         values = torch.where(directed, found.values, torch.nan)
-        # If the projection I − ĝĝᵀ removes nearly all of J, the rounding of J remains.
+        # If the projection I − ĝĝᵀ, with ĝ = g/‖g‖, removes nearly all of J, the result consists of
+        # J's rounding errors.
         slips = 2 * problem.rounding * operator.removed.double() * values.sqrt()
         return Numbers(values, first_notes(notes, found.notes), found.errors + slips, states)
 
     def _smallest(self, problem: SampleProblem, operator: LinearOperator) -> Numbers:
-        # The start comes from the problem's seed, so that no minimum depends on other ones.
+        # The start vector is drawn anew from the problem's seed, so that a minimum does not depend
+        # on whether others are computed.
         estimate = choose_smallest_eigenvalue(
             operator,
             problem.generators(problem.seed),
@@ -132,11 +134,12 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
-    """Return the Jacobian of each gradient's direction g/‖g‖, and a list of notes, empty but for
-    zero gradients.
+    """Return the Jacobian of each sample's gradient direction g/‖g‖ by the input, and for each
+    sample a note, which is empty unless g = 0.
     """
     zero = (problem.gradients == 0).all(1)
-    # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
+    # A zero gradient has no direction. A vector of ones replaces it, and the note excludes the
+    # sample.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)
     notes = notes_where(zero, "the gradient is zero: it has no direction")
     return AngularJacobian(problem.operator, stand_in), notes

@@ -35,9 +35,10 @@ class LayerShares(SampleScore):
     The shares of layer l are ‖J_l‖_F²/‖J‖_F² and ‖J_lᵀv₁‖²/λmax, with J_l the layer's columns of J,
     and λmax and v₁ the largest eigenvalue of JJᵀ and its eigenvector.
 
-    As JJᵀ = Σ_l J_lJ_lᵀ, both shares sum to one over the layers. The first is a layer's share in
-    all that the update reveals about the input, estimated by vectors of random signs (Hutchinson
-    1990). The second is that along v₁, the input direction that the update reveals best.
+    As JJᵀ = Σ_l J_lJ_lᵀ, both shares sum to one over the layers. The first is a layer's share of
+    the update's sensitivity to all input directions, estimated by vectors of random signs
+    (Hutchinson 1990). The second is its share along v₁ alone, the input direction that the update
+    reveals best.
 
     Attributes:
         num_probes: the number of vectors of random signs, of one Jacobian product each.

@@ -14,13 +14,13 @@ from flwr_leakage.scores.base import Column, SampleScore, notes_where
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
-"""A function from inputs (S, N) to gradients (S, P): all that a black-box score may call."""
+"""A function from inputs (S, N) to gradients (S, P). A black-box score may call nothing else."""
 
 
 def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
-    """Return 1 − cos (S,) of the angle between rows, accurate at small angles."""
+    """Return 1 − cos (S,) of the angle between rows, accurate also at small angles."""
     difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 
@@ -72,8 +72,8 @@ class Lipschitz(SampleScore):
 
     Both are estimated from random perturbations of the input, see ``lipschitz_constants``. The
     score needs gradients only, so it also works for models without second derivatives. A larger
-    constant is taken for safer, as the attacker's loss falls faster where the gradient changes less
-    with the input. Both are computed in float64, as cosines differ from 1 by about noise_std² only.
+    constant counts as safer, as the attacker's loss falls more slowly if the gradient changes more
+    with the input. Both are computed in float64, as cosines differ from 1 only by about noise_std².
 
     Attributes:
         noise_std: the standard deviation of the perturbation, in the units of the inputs.
@@ -93,7 +93,8 @@ class Lipschitz(SampleScore):
         size = row_norms(problem.inputs).double()
         step = self.noise_std * problem.inputs.shape[1] ** 0.5
         slips = 2 * problem.rounding * row_norms(problem.gradients).double() / step
-        # 1 − cos is half the squared difference of unit vectors, which errs by twice the rounding.
+        # 1 − cos is half the squared distance of two unit vectors, whose relative error is twice
+        # that of the distance.
         turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
         unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)
         bars = angular * unsure

@@ -9,7 +9,7 @@ from flwr_leakage.normalization import BatchNormMode, with_stateless_batch_norm
 from flwr_leakage.records import Batch
 
 SAME = 1e-4
-"""Relative difference up to which the logits of two forward passes are taken for the same."""
+"""The relative difference up to which the logits of two forward passes count as equal."""
 _MOST_SAMPLES = 8
 
 
@@ -37,7 +37,8 @@ def mode_warnings(
             first, second = logits_of(own(few)), logits_of(own(few))
             scored = gradient_map.logits(gradient_map.params, few)
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return []  # the scores themselves will report an error of the model or its inputs
+        # no warning here: if the model or its inputs are wrong, the scores report the error
+        return []
     named = f": {', '.join(switched[:3])}" if switched else ""
     if _differ(first, second):
         return [

@@ -1,4 +1,6 @@
-"""Determine the noise on a client's update: as given, or estimated if it is isotropic Gaussian."""
+"""Determine the standard deviation of the noise on a client's update: as given, or estimated if the
+noise is isotropic Gaussian.
+"""
 
 import math
 
@@ -13,11 +15,12 @@ from flwr_leakage.scores.base import first_notes, notes_where
 NO_NOISE = "no noise: there is no bound, a perfect attacker recovers this sample exactly"
 SEVERAL = "no bound: over several local steps a sample's part in the update is of first order only"
 _DEVIATIONS = 6.0
-"""Number of standard errors by which the kurtosis of a perturbation δ, or its correlation with
-gradients, may differ from that of independent Gaussian noise."""
+"""The largest number of standard errors by which the kurtosis of a perturbation δ, or its
+correlation with gradients, may differ from its value for independent Gaussian noise. A normally
+distributed number deviates by more with a probability of 2e-9."""
 _CHANCE = 1e-9
-"""If Gaussian noise has the mean square of a perturbation δ, or a more extreme one, with less than
-this probability, δ is not taken for it. A deviation by six standard errors is about as rare."""
+"""The least probability, for Gaussian noise, of a mean square as extreme as that of a perturbation
+δ, at which δ counts as Gaussian noise. A deviation by six standard errors is about as rare."""
 
 
 def check_noise_std(noise_std: float | None) -> None:
@@ -35,8 +38,8 @@ def noise_level(
     An attacker who knows all samples but i sees its gradient plus noise of standard deviation σᵢ =
     σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ the standard deviation of the
     noise on that. An attacker who knows less does no better. There is no bound after several steps,
-    where samples have own gradients and weights to first order only. ``noise_std`` is σ; with
-    ``None`` it is the root mean square of the defense's perturbation, if this looks like
+    as the update is a weighted sum of samples' gradients only to first order then. ``noise_std`` is
+    σ; with ``None`` it is the root mean square of the defense's perturbation, if this looks like
     independent Gaussian noise of one size. Pruning, clipping, Laplacian noise and encodings do not.
     """
     if not problem.single_step:
@@ -64,8 +67,8 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 def _not_gaussian(problem: SampleProblem) -> str:
     """Return why the defense's perturbation is not independent Gaussian noise of one size; an empty
-    text if it may be. Tested are its kurtosis, its mean square in each tensor, and its correlation
-    with samples' gradients.
+    text if it may be. The tests are on its kurtosis, its mean square in each tensor, and its
+    correlation with samples' gradients.
     """
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()
@@ -78,7 +81,7 @@ def _not_gaussian(problem: SampleProblem) -> str:
     params = {name: p for name, p in problem.samples.params.items() if name in trained}
     sizes = [value.numel() for value in params.values()]
     for name, part in zip(params, standard.split(sizes), strict=True):
-        # The sum of squares is χ² distributed.
+        # For Gaussian noise, the sum of squares is χ² distributed.
         half, total = len(part) / 2, float((part**2).sum()) / 2
         if min(float(gammainc(half, total)), float(gammaincc(half, total))) < _CHANCE:
             found = found or f"its mean square differs from tensor to tensor ({name})"

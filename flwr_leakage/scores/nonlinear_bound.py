@@ -15,16 +15,16 @@ from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 @dataclass(frozen=True)
 class NonlinearBound(SampleScore):
-    """A score: the bound ‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) of an attacker's error.
+    """A score: the lower bound ‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) of an attacker's error.
 
     J ∈ R^{N×P} is the Jacobian of a sample's gradient g, and δ the defense's perturbation of g
     (Zhang et al. 2023, theorem 3.1).
 
     μ_L and μ_J are Lipschitz constants of the gradient map x ↦ g(x) and of x ↦ J(x). Both are
     estimated from random points at distance ``radius``: μ_L = max(‖J‖, maxₙ‖g(x + n) − g(x)‖/‖n‖)
-    and μ_J = maxₙ‖J(x + n) − J(x)‖₂/‖n‖, the latter by Lanczos on the difference. A maximum over
-    a few points lies below the true constant, so this is an *estimate* of the bound, not a
-    certificate; and where ReLU makes J jump, μ_J grows without limit as the radius shrinks.
+    and μ_J = maxₙ‖J(x + n) − J(x)‖₂/‖n‖, where Lanczos computes the norm of the difference. A
+    maximum over a few points lies below the true constant, so this is an *estimate* of the bound,
+    not a certificate; and where ReLU makes J jump, μ_J grows without limit as the radius shrinks.
 
     Attributes:
         radius: the distance ‖n‖ as an RMS per input entry, in the units of the inputs.
@@ -56,8 +56,8 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        # The constants μ are maxima over draws, and so too small. The bound divides by them, and
-        # may therefore lie above that of the theorem, which has the true constants.
+        # The constants μ are maxima over draws, and so too small. The bound divides by them. So it
+        # may be larger than the theorem's, and is an upper bound of that one.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
         name, unit = "nonlinear_influence_bound", "model input"
         return [Column(name, bound, unit, "larger is safer", notes, errors, "upper bound")]
@@ -72,10 +72,10 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return lower estimates (S,) of the Lipschitz constants μ_L of x ↦ g(x), a sample's gradient,
-    and μ_J of x ↦ J(x), its Jacobian. ``norm`` (S,) is ‖J‖. The points are ``num_draws`` draws at
-    distance ``radius`` from x (an RMS per input entry). Spectral norms have the relative error
-    ``tolerance``, or take ``max_steps`` Lanczos steps.
+    """Return estimates from below, (S,) each, of the Lipschitz constants μ_L of x ↦ g(x), a
+    sample's gradient, and μ_J of x ↦ J(x), its Jacobian. ``norm`` (S,) is ‖J‖. The points are
+    ``num_draws`` draws at distance ``radius`` from x (an RMS per input entry). Spectral norms have
+    the relative error ``tolerance``, or take ``max_steps`` Lanczos steps.
     """
     mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
     for _ in range(num_draws):

@@ -28,7 +28,8 @@ from flwr_leakage.scores.model_mode import mode_warnings
 from flwr_leakage.scores.result import Scores
 
 Samples = Any
-"""A tensor, a NumPy array, or a list of equally shaped ones or of numbers."""
+"""Inputs or targets of samples: a tensor, a NumPy array, or a list of numbers or of equally shaped
+tensors or arrays."""
 
 
 class ScoreWarning(UserWarning):
@@ -39,7 +40,9 @@ class ScoreWarning(UserWarning):
 
 
 def default_scores() -> dict[str, Score]:
-    """Return the scores that a client can afford every round, as in ``conf/score/default.yaml``."""
+    """Return the scores of ``conf/score/default.yaml``, by name, which are cheap enough for every
+    round.
+    """
     return {
         "gradient_norm": GradientNorm(),
         "lambda_max": LambdaMax(tolerance=2e-2),
@@ -65,16 +68,17 @@ def score(
     """Return risk scores of every sample of a batch; the model is not changed.
 
     The scored function is the one that is trained: BatchNorm is in the model's mode, only
-    parameters that require a gradient count, and the loss keeps its own reduction. Parts of the
-    training that scores leave out, mostly dropout, are reported by a ``ScoreWarning``, in ``notes``
-    of the result, and in the note of every sample.
+    parameters that require a gradient count, and the loss keeps its own reduction. If scores leave
+    out parts of the training, mostly dropout, a ``ScoreWarning`` says so, and so do ``notes`` of
+    the result and the note of every sample.
 
-    A perturbation δ of the update is the perturbation δ/wᵢ of sample i's own gradient, with wᵢ its
-    weight in the update: 1/B for a mean over B samples. The result's ``notes`` name wᵢ.
+    A perturbation δ of the update counts as the perturbation δ/wᵢ of sample i's own gradient, with
+    wᵢ the sample's weight in the update: 1/B for a mean over B samples. The result's ``notes`` name
+    wᵢ.
 
     Args:
-        model: any module whose gradient is differentiable; it returns logits, or an output that
-            has them as ``logits``.
+        model: any module whose gradient is differentiable; it returns logits, or an output that has
+            them as ``logits``.
         inputs: (B, C, H, W), normalised as the model expects; a tensor, an array or a list.
         targets: (B,) class indices or (B, K) probabilities; a tensor, an array or a list.
         scores: the scores by name, or a sequence of scores, which are named by their classes;
@@ -161,8 +165,8 @@ def _by_name(entries: Iterable[Score | str]) -> list[Score]:
 
 
 def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:
-    """Return the change of the parameters by local training; zeros if training fails or its result
-    is not finite, as each score then reports the cause itself.
+    """Return the change of the parameters by local training. The change is zero if training fails
+    or its result is not finite; each score then reports the cause itself.
     """
     params, buffers = gradient_map.params, gradient_map.buffers
     try:

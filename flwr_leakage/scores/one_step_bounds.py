@@ -16,8 +16,8 @@ from flwr_leakage.scores.extremes import ExtremesScore
 class OneStepBounds(ExtremesScore):
     """A score: bi-Lipschitz constants of a sample's gradient, and bounds of an attack's first step.
 
-    The bounds are on the share of its loss that one step of an L2 attack removes (Hong et al.
-    2024).
+    One step of an L2 attack lowers its loss by a share that the score bounds from both sides (Hong
+    et al. 2024).
 
     L = √λmax and M = √λmin are the largest and the smallest singular value of the Jacobian of a
     sample's gradient g(x) at the true x*. Near x*, M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖ to
@@ -30,8 +30,8 @@ class OneStepBounds(ExtremesScore):
     - ``one_step_drop_most`` min(1, ‖∇ℓ‖²/(4M²ℓ)): no step lowers the loss by a larger share
       (theorem 2).
 
-    The theorems hold where L and M hold between start and truth. The score uses the values at the
-    truth, so that both bounds are approximations, which get better with smaller ρ.
+    The theorems need constants L and M that hold everywhere between x* and the start. The score
+    takes those at x*, so that both bounds are approximations, which improve with smaller ρ.
 
     Attributes:
         start: the distance ρ > 0 of each input entry from the truth, in model input units; 0.1 in

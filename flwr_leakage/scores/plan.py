@@ -23,10 +23,11 @@ def rank_samples(
     """Return the indices of all samples in the order in which to score them, and a list with the
     measurement that ranked them, empty for ``first`` and ``random``.
 
-    ``how`` names the order: ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one
-    training pass and ranks most networks' samples as the expensive scores do. ``first`` keeps the
-    given order. ``random`` is drawn by ``seed``. ``largest_gradient`` begins with those that fixed
-    noise protects least, at the cost of one gradient per sample.
+    ``how`` names the order: ``most_at_risk`` begins with the largest ``InputGradientNorm``, which
+    costs about one training pass; in most networks this is the order of the expensive scores.
+    ``first`` keeps the given order. ``random`` draws an order by ``seed``. ``largest_gradient``
+    begins with the largest gradient norms, which noise of fixed strength hides least; it costs one
+    gradient per sample.
     """
     if how not in get_args(Selection):
         raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")
@@ -38,7 +39,7 @@ def rank_samples(
         return order.tolist(), []
     name = "gradient_norm" if how == "largest_gradient" else "input_gradient_norm"
     score = GradientNorm() if how == "largest_gradient" else InputGradientNorm()
-    # If the ranking score fails, it gives no numbers, and the samples keep their order.
+    # If the ranking score fails, all its values are ``None``, and the samples keep their order.
     found = score_client({name: score}, client, seed)[name].measurements[0]
     return sorted(range(count), key=lambda place: -(found.values[place] or 0.0)), [found]
 
@@ -49,20 +50,20 @@ class ScorePlan:
 
     Attributes:
         every: the number of rounds from one scoring to the next, ≥ 1; the first round is scored.
-        relative_cost: the limit on the cost of scores over all rounds of a client, as a share of
-            the cost of its training, > 0. With ``None`` this limit is off.
+        relative_cost: the limit on the cost of a client's scores over all rounds, as a share of the
+            cost of its training, > 0; ``None`` for no such limit.
         min_samples: the number of samples that are scored in each scored round at any cost, ≥ 0.
         which: the rule that chooses the samples to score first, see ``rank_samples``.
-        product_price: ``None`` to measure costs in CPU seconds, which depend on the machine; or the
-            cost > 0 of a Jacobian product in training gradients of one sample, to count costs, so
-            that a simulation can be repeated.
+        product_price: ``None`` to measure costs in CPU seconds, which depend on the machine. A
+            number > 0 is the cost of one Jacobian product in training gradients of one sample.
+            Costs are then counted and not measured, so that a simulation can be repeated exactly.
         max_samples: the largest number of samples that are scored in a round, or ``None`` for all
             that the client kept.
         products: the largest number of Jacobian products, of one sample each, in a round; ``None``
             for no limit.
         seconds: the largest number of CPU seconds in a round; ``None`` for no limit.
         keep_rounds: the number of latest rounds whose results stay in the client's state; ``None``
-            for all, with which it grows without bound.
+            for all, so that the state grows with every round.
         send: whether the scores travel to the server. They describe private data.
     """
 
@@ -94,7 +95,7 @@ class ScorePlan:
 
     @property
     def budget(self) -> Budget:
-        """Return the limit on Jacobian products and CPU seconds of one round."""
+        """Return the limit on the Jacobian products and CPU seconds of the scores of one round."""
         return Budget(self.products, self.seconds)
 
     def includes(self, server_round: int) -> bool:

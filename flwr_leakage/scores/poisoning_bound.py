@@ -61,7 +61,9 @@ class PoisoningBound(SampleScore):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return how much a change of each sample can raise the loss on the client's samples."""
+        """Return the measurements ``poisoning_amplification`` and ``poisoning_bound`` of each
+        sample.
+        """
         whole = client.exposure.whole
         rate = self.learning_rate or whole.raw.schedule.learning_rate
         return _Poisoning(
@@ -70,7 +72,9 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return both quantities as columns, with the loss taken over the problem's own samples."""
+        """Return the columns ``poisoning_amplification`` and ``poisoning_bound``, with the mean
+        loss taken over the samples of ``problem``.
+        """
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
 
@@ -81,7 +85,7 @@ class _Poisoning(SampleScore):
 
     Attributes:
         settings: the score with the settings of the user.
-        others: the samples on which the loss is counted.
+        others: the client's samples over which the mean loss is taken.
         rate: the learning rate η.
     """
 

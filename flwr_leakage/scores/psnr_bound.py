@@ -19,9 +19,9 @@ class PSNRBound(SampleScore):
 
     Such an attacker chooses a model for which the gradient of sample i is the image x itself,
     scaled to norm Cᵢ (Riess et al. 2024). Noise of standard deviation σᵢ on the gradient is then
-    noise of (σᵢ/Cᵢ)‖x‖ on each pixel, and √T times less in the mean of T releases. With any model,
-    no attacker without a prior of images has a smaller error. An attacker with a prior has a
-    smaller one if the PSNR is low. The quantities are:
+    noise of (σᵢ/Cᵢ)‖x‖ on each pixel, and √T times less in the mean of T releases. No attacker
+    without a prior of images has a smaller error, whatever the model. An attacker with a prior may
+    have a smaller error if the PSNR is low. The quantities are:
 
     - ``psnr_bound_rmse``: the RMSE in model input units, larger is safer;
     - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is ``data_range``, or

@@ -12,11 +12,12 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the quantities that scores measure, and the names of the scores for which
-    this is unknown. Each score is computed for one sample of a linear model with 4 inputs; it is
-    unknown for scores that fail on this.
+    this is unknown. To find them, each score is computed for one sample of a linear model with 4
+    inputs. They are unknown for a score that fails on this model.
     """
     draws = torch.Generator().manual_seed(0)
-    # The client's next random draws must not depend on this call.
+    # The state of torch's generator is restored, so that the client's next draws do not depend on
+    # this call.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScoreWarning)
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

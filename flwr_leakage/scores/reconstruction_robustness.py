@@ -28,8 +28,8 @@ class ReconstructionRobustness(SampleScore):
 
     With ``clipping_norm`` it is a guarantee for every sample whose gradient is clipped to that
     norm. Without, Cᵢ = ‖gᵢ‖ is the norm of the sample's own gradient, as in individual privacy
-    accounting (Feldman and Zrnic 2021): the value does not hold for other samples, and is itself
-    private.
+    accounting (Feldman and Zrnic 2021): the value then does not hold for other samples, and is
+    itself private.
 
     Attributes:
         prior: the probability κ in (0, 1); 1/n for one of n equally likely candidates.
@@ -65,7 +65,9 @@ class ReconstructionRobustness(SampleScore):
 
 
 def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
-    """Raise ``ValueError`` unless the clipping norm is ``None`` or positive, and the rounds ≥ 1."""
+    """Raise ``ValueError`` unless the clipping norm is ``None`` or positive, and ``num_rounds`` ≥
+    1.
+    """
     if clipping_norm is not None and not 0 < clipping_norm < math.inf:
         raise ValueError(f"clipping_norm must be None or positive, got {clipping_norm}.")
     if num_rounds < 1:
@@ -73,6 +75,8 @@ def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
 
 
 def sample_norms(problem: SampleProblem, clipping_norm: float | None) -> torch.Tensor:
-    """Return for each sample (S,) the clipping norm or, if it is ``None``, its gradient's norm."""
+    """Return, for each sample (S,), the clipping norm; if it is ``None``, the norm of the sample's
+    gradient.
+    """
     own = row_norms(problem.gradients).double()
     return own if clipping_norm is None else torch.full_like(own, clipping_norm)

@@ -35,7 +35,9 @@ class ScoreResult:
         return iter(self.measurements)
 
     def __getitem__(self, name: str) -> Measurement:
-        """Return a measurement by its name; if the score failed, it holds only the reason."""
+        """Return the measurement of this name; if the score failed, its only measurement, which has
+        the reason.
+        """
         for measured in self.measurements:
             if measured.name == name:
                 return measured
@@ -46,7 +48,9 @@ class ScoreResult:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """Return the main quantity's number for each sample, ``None`` where there is none."""
+        """Return the main quantity's number for each sample; ``None`` for a sample without a
+        number.
+        """
         return self.measurements[0].values
 
     @property
@@ -80,8 +84,8 @@ class ScoreResult:
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:
-        """Return the score's main quantity (its first measurement) for each of S samples, (S,) in
-        float64, NaN where there is none.
+        """Return the score's main quantity (its first measurement) for each of S samples, as (S,)
+        in float64. A sample without a number has NaN.
         """
         return self.measurements[0].tensor()
 
@@ -133,11 +137,11 @@ class Scores(Mapping[str, ScoreResult]):
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a pandas frame with one row for each sample and measurement.
 
-        Its columns are ``score`` (the name that was asked by), ``measurement``, ``sample``,
-        ``value`` (NaN where there is none), ``error`` (the value's uncertainty), ``state`` (whether
-        it is exact, an estimate or a bound), ``unit``, ``direction`` and ``note``.
-        ``frame.pivot(index="sample", columns=["score", "measurement"], values="value")`` has a row
-        for each sample.
+        Its columns are ``score`` (the name under which the score was asked for), ``measurement``,
+        ``sample``, ``value`` (NaN where there is none), ``error`` (the value's uncertainty),
+        ``state`` (whether it is exact, an estimate or a bound), ``unit``, ``direction`` and
+        ``note``. ``frame.pivot(index="sample", columns=["score", "measurement"], values="value")``
+        has a row for each sample.
 
         Raises:
             ImportError: pandas is not installed.

@@ -1,4 +1,6 @@
-"""Score one round's samples, those most at risk first, within a budget that training earns."""
+"""Score the samples of a round, those most at risk first, within a budget that grows with the
+client's training.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,34 +17,36 @@ from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
 RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
 """The cost of ranking one sample by each rule of ``rank_samples``, in training gradients of one
-sample. No measured cost was higher."""
+sample. The values are upper limits of measured costs."""
 
 SETUP_PRICE = 3.0
 """The cost of setting up the Jacobian of one sample, in Jacobian products."""
 
 PATIENCE = 2.0
-"""A round is scored once the account covers this many times the cost of ranking and of one sample:
-costs vary, and samples are cheaper together."""
+"""The multiple of the cost of ranking and of scoring one sample that the account must cover before
+a round is scored. Waiting avoids overspending, as costs vary, and saves cost, as samples scored
+together are cheaper."""
 
 MARGIN = 1.3
-"""A group of samples is scored if the account covers this many times its foreseen cost."""
+"""The multiple of a group's foreseen cost that the account must cover for the group to be scored.
+The foreseen cost is that of the group before, and costs vary."""
 
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
 Part = tuple[list[int], dict[str, ScoreResult]]
-"""The indices of some samples, ascending, and the results of their scores."""
+"""The indices of some samples, ascending, and the results of their scores by the scores' names."""
 
 
 @dataclass(frozen=True)
 class Account:
     """The budget that a client's training has earned and its scores have not spent yet.
 
-    It is in CPU seconds or, if the plan has a ``product_price``, in training gradients of one
+    The unit is CPU seconds or, if the plan has a ``product_price``, training gradients of one
     sample.
 
     Attributes:
-        balance: the budget that is left; negative as long as training has not yet earned back a
-            cost that was spent in advance.
+        balance: the budget that is left. It is negative after a cost was spent in advance, until
+            further training has earned it back.
         ranking: the latest cost of ranking the samples.
         sample: the latest cost of scoring one sample; 0 before the first time.
     """
@@ -75,8 +79,8 @@ def score_round(
 
         cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
 
-    and without the last term once later rounds have earned it back. But a scored round scores at
-    least ``plan.min_samples`` samples at any cost.
+    and without the last term as soon as later rounds have earned it back. An exception are the
+    ``plan.min_samples`` samples, which a scored round scores at any cost.
 
     The results are the measurements of all samples, and the account for the next round. A sample
     that was not scored has no number, and the reason in its note.
@@ -90,7 +94,8 @@ def score_round(
         server_round: the number of the round, from 1.
         train_seconds: the CPU seconds of the round's training.
         seed: the seed of all random draws.
-        warnings: reasons why the scored function may not be the one that trains, for all notes.
+        warnings: reasons why the function that is scored may differ from the one that the client
+            trains; they are added to all notes.
     """
     purse = _Purse(plan, account)
     purse.earn(exposure, train_seconds)
@@ -121,7 +126,8 @@ def score_round(
         purse.pay_scores(client.meter.products - products, len(group))
         done += len(group)
     if done == len(chosen):
-        # All chosen samples are scored, so that no later round needs what is left.
+        # All chosen samples were scored. The rest of the budget is dropped, so that it does not
+        # pile up.
         purse.balance = min(purse.balance, 0.0)
     left_out = dict.fromkeys(order, NOT_CHOSEN)
     spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
@@ -152,9 +158,8 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return the cost that the budget lacks to score one more round, at the latest costs: 0 or
-        less if it suffices. It is in CPU seconds, or in training gradients if the plan has a
-        ``product_price``.
+        """Return how much the budget lacks to score one more round at the latest costs, in the unit
+        of :class:`Account`. The number is 0 or negative if the budget suffices.
         """
         if self.plan.relative_cost is None:
             return 0.0
@@ -173,7 +178,9 @@ class _Purse:
         self._began = time.process_time()
 
     def affordable(self, count: int) -> int:
-        """Return how many of ``count`` samples the budget covers, at the latest cost of one."""
+        """Return how many of ``count`` samples the budget covers, at the latest cost per sample
+        times ``MARGIN``.
+        """
         if self.plan.relative_cost is None:
             return count
         if not self.price or self.balance <= 0:
@@ -188,8 +195,8 @@ class _Purse:
         self.price = self._pay(counted) / count
 
     def _pay(self, counted: float) -> float:
-        """Subtract the cost since the last call from the scoring budget, and return the cost:
-        ``counted`` if costs are counted, else CPU seconds.
+        """Subtract the cost since the last call from the scoring budget, and return the cost. It is
+        ``counted`` if the plan has a ``product_price``, else the measured CPU seconds.
         """
         now = time.process_time()
         cost = now - self._began if self.plan.product_price is None else counted

@@ -19,7 +19,7 @@ class SingularInfluence(ExtremesScore):
     last right singular vector of J.
 
     These are the least and the largest reconstruction error that noise of norm 1 in the row space
-    of J can cause, so that a defense which is free to choose its direction should choose the last
+    of J can cause. So a defense that is free to choose the noise's direction should choose the last
     vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the
     eigenvalue λ, J the singular value √λ.)
     """
@@ -38,7 +38,8 @@ class SingularInfluence(ExtremesScore):
             unit = "model input per unit of gradient"
             values = source.values**-0.5
             errors = None if source.errors is None else values * source.errors / source.values / 2
-            # 1/√λ falls with λ, so that an upper bound of λ gives a lower bound of it.
+            # 1/√λ decreases with λ, so that an upper bound of λ gives a lower bound of 1/√λ, and
+            # vice versa.
             states = [_TURNED.get(state, state) for state in source.own_states]
             columns.append(Column(name, values, unit, "larger is safer", notes, errors, states))
         return columns

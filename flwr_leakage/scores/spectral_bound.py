@@ -31,7 +31,8 @@ class SpectralBound(DenseScore):
             estimated from the defense's perturbation δ, if δ is independent Gaussian noise of one
             size (see ``noise_level``).
         max_dense_inputs: the largest N for which J is formed, if ``memory_bytes`` allows, by N
-            products and an SVD. Otherwise Lanczos quadrature gives a lower bound of the bound.
+            products and an SVD. Otherwise Lanczos quadrature gives a number that is at most the
+            bound, and so a weaker bound.
         num_probes: the number of random vectors of the quadrature, ≥ 2.
         max_steps: the largest number of Lanczos steps for each vector, of two products each.
         rank_cutoff: singular values below this share of the largest count as zero.
@@ -60,7 +61,7 @@ class SpectralBound(DenseScore):
     ) -> Float[Tensor, "S k"]:
         """Return the squared error along the singular direction of each eigenvalue λ (S, k) of JJᵀ,
         with J the Jacobian of a sample's gradient and noise of standard deviation (S, 1) on that
-        gradient. It must be completely monotone in λ, such as 1/λ.
+        gradient. A subclass must define a function that is completely monotone in λ, such as 1/λ.
         """
 
     def bound(
@@ -68,7 +69,7 @@ class SpectralBound(DenseScore):
     ) -> Column:
         """Return the column ``name`` of √ of the mean of ``squared_error`` over the eigenvalues of
         JJᵀ, in model input units. A value from the dense Jacobian J gets the state ``exact``. With
-        ``full_rank`` there is no number if J lacks full rank, as the bound is infinite.
+        ``full_rank`` there is no number if J lacks full rank, as the bound is infinite then.
         """
         operator = problem.operator
         level, silent = noise_level(problem, self.noise_std)

@@ -16,7 +16,7 @@ class Column:
     Attributes:
         score: the name under which the score was asked for.
         measurement: the measurement of all samples.
-        error: why the score failed, or empty.
+        error: why the score failed; empty if it did not.
     """
 
     score: str
@@ -40,8 +40,9 @@ class Column:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The table as text: the lines of its head, its rows, the remarks in order, and the number of
-    hidden rows. A number in brackets in a cell is that of a remark.
+    """The texts of a table of scores: the rows of its head, its rows of samples, the remarks in the
+    order of their numbers, and the number of samples that are not shown. A cell refers to a remark
+    by the remark's number in brackets.
     """
 
     head: list[list[str]]
@@ -51,8 +52,8 @@ class _Grid:
 
 
 def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> str:
-    """Return the table as lines of text, with at most ``most_rows`` samples. ``notes`` are remarks
-    on all columns.
+    """Return the table as lines of text, with the first ``most_rows`` samples. ``notes`` are
+    remarks on all columns, which stand above the table.
     """
     grid = _grid(columns, most_rows)
     lines = [f"! {note}" for note in notes]
@@ -108,7 +109,8 @@ def _cell(
     value: float | None, error: float | None, state: State | None, note: str, remarks: list[str]
 ) -> str:
     """Return a cell's text: the value with its error bar and a mark for its state, or a dash if
-    there is no value; then the number of its remark. A new remark is added to ``remarks``.
+    there is no value. The number of the cell's remark in ``remarks`` follows, to which a new remark
+    is added.
     """
     if note and note not in remarks:
         remarks.append(note)

@@ -33,8 +33,8 @@ class UndampedInfluence(DenseScore):
 
     It is computed exactly from the SVD of the dense Jacobian, if N and the memory allow. If J lacks
     rank it is ‖(Jᵀ)⁺δ‖/√N, a lower bound of the error, as the update reveals nothing about
-    directions d with Jᵀd = 0. Without the dense Jacobian, LSQR runs until its iterates stop
-    growing; if it is stopped before, the result is a lower bound.
+    directions d with Jᵀd = 0. Without the dense Jacobian, LSQR runs until the norm of its iterates
+    stops growing. If ``max_steps`` end it before, the result is a lower bound.
 
     Attributes:
         max_dense_inputs: the largest N for which J is formed.

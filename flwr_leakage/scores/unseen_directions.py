@@ -16,8 +16,8 @@ class UnseenDirections(SampleScore):
 
     J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs.
 
-    To first order no attack on the gradient can distinguish inputs that differ in these directions
-    only, and its result along them comes from its prior. There are many such directions if ReLUs
+    To first order, no attack on the gradient can distinguish inputs that differ only in these
+    directions; its result along them comes from its prior. There are many such directions if ReLUs
     are inactive or P < N. A value of zero does not by itself mean safe or unsafe: see
     ``InversionInfluence`` for how well noise hides the other directions. The score costs 1.25 N
     Jacobian products, fewer if the rank is small.
@@ -34,12 +34,14 @@ class UnseenDirections(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that one sample's Jacobian takes, counted twice for the SVD."""
+        """Return the bytes for one sample: twice those of the products from which the rank is
+        found, as their SVD needs a copy.
+        """
         rows = min(self.max_products, rows_needed(num_inputs, num_parameters))
         return 2 * 8 * rows * num_inputs
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the column ``unseen_directions``: the number of such directions of each sample."""
+        """Return the column ``unseen_directions``: N − rank J for each sample."""
         found = numerical_rank(problem.operator, draws, self.tolerance, self.max_products)
         unseen = (problem.operator.num_inputs - found.rank).double()
         notes = [

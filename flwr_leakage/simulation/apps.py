@@ -1,7 +1,7 @@
 """Make the Flower apps of an experiment: clients that train, and a server that audits updates.
 
-The client app is written like any Flower app. The audit adds only the mod ``LeakageMod`` and the
-call of ``encode``, which returns a mini-batch as the defense encodes it.
+The client app is written like any Flower app. Only two things in it are for the audit: the mod
+``LeakageMod``, and the call of ``encode``, which returns a mini-batch as the defense encodes it.
 """
 
 import copy
@@ -40,8 +40,8 @@ ConfigOf = Callable[[Context], Config]
 """A function that returns the server's config from the context of a run."""
 
 ExperimentOf = Callable[[Context], Experiment]
-"""A function that returns a client's experiment from its context: that of the run, or on a real
-node the client's own."""
+"""A function that returns a client's experiment from the client's context. It is the experiment of
+the run's config; on a real node it is that of the client's own config."""
 
 
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
@@ -100,7 +100,8 @@ def train_locally(
     loss = torch.zeros(())
     used = batch[: schedule.num_samples_used(len(batch))]
     for window in schedule.slices(len(batch)):
-        if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
+        # At the start of each epoch the defense encodes all samples of the round with new draws.
+        if window.start == 0:
             inputs, targets = encode(used.inputs, used.targets)
         optimizer.zero_grad()
         loss = loss_of(model(inputs[window]), targets[window])
@@ -113,8 +114,8 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
     """Return the app of the server: it trains, attacks, and writes the run folder and its report.
 
     ``config_of`` returns the config of a run from the server's context. Progress is shown on
-    ``console``. ``own_configs`` says that clients may run by configs of their own, which the first
-    line of the run then tells.
+    ``console``. ``own_configs`` says that clients may run by their own configs; the first line that
+    the run prints then says so.
     """
     app = ServerApp()
 
@@ -157,12 +158,12 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
 
 
 def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
-    """Wait until Flower has a node for every client, or raise an error after ``seconds``.
+    """Wait until Flower has a node for every client, at most for ``seconds``.
 
-    Flower's strategies would wait forever.
+    Without this, Flower's strategies would wait forever for missing nodes.
 
     Raises:
-        ConfigError: there are fewer nodes than ``num_clients`` after that time.
+        ConfigError: there are fewer nodes than ``num_clients`` after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while (connected := len(list(grid.get_node_ids()))) < num_clients:
@@ -191,7 +192,8 @@ def evaluate_global_model(
 ) -> MetricRecord:
     """Record and return the global model's test accuracy and loss, and save its weights.
 
-    ``arrays`` are its ``state_dict``; ``server_round`` is 0 before training.
+    ``arrays`` are the global model's ``state_dict``. ``server_round`` is 0 before training. Weights
+    are saved in the last round and every ``server.weights_every`` rounds.
     """
     model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()
@@ -200,13 +202,13 @@ def evaluate_global_model(
     if server_round == last or (every is not None and server_round % every == 0):
         try:
             save_weights(Path(experiment.settings.run_dir), server_round, model.state_dict())
-        except OSError as error:  # a full disk must not end a training
+        except OSError as error:  # a full disk must not end the training
             audit.warn(server_round, -1, f"the global model's weights were not saved: {error}")
     batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
     found = classifier_utility(model, batches, experiment.spec.padding)
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
-    # nobody else knows the defenses of such clients
+    # the server does not know the defenses of clients that run by their own configs, and so no ε
     if server_round and not audit.own_config_clients:
         for adjacency in ADJACENCIES:
             epsilon = experiment.epsilon(server_round, adjacency)

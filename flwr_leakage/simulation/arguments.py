@@ -1,7 +1,8 @@
-"""Check that a config section's keys and values are arguments of the function that reads it.
+"""Check that the keys and values of a config section fit the arguments of the function that reads
+it.
 
-The keys and their types are those of the function's signature. So each key is declared in one
-place, and a key that no function reads is an error.
+The function's signature gives the allowed keys and their types. So each key is declared only once,
+and a key that no function reads is an error.
 """
 
 import difflib
@@ -26,8 +27,9 @@ def check_node(
 ) -> None:
     """Check a section that has a ``_target_``, and all sections nested in it.
 
-    ``key`` is its path in the config, and ``given`` are arguments that the caller adds. The target
-    must make an instance of ``kind``; if it is a function, its result is checked when it is built.
+    ``key`` is the section's path in the config, and ``given`` are the names of arguments that the
+    caller adds. The target must make an instance of ``kind``; if it is a function, its result is
+    checked when it is built.
 
     Raises:
         ConfigError: a key is unknown, missing, or holds a value of another type. The message names
@@ -37,14 +39,14 @@ def check_node(
         raise ConfigError(f"{key} must be a section with a _target_, got {dict(node)}.")
     try:
         target = hydra.utils.get_object(node["_target_"])
-    except Exception as error:  # an import may fail in any way
+    except Exception as error:  # importing the target may raise any error
         raise ConfigError(f"{key}._target_ cannot be imported: {error}") from error
     if not callable(target):
         raise ConfigError(f"{key}._target_ must be callable, got {node['_target_']}.")
     if isinstance(target, type) and not node.get("_partial_"):
         check_kind(key, target, kind)
     section = {name: value for name, value in node.items() if name not in HYDRA_KEYS}
-    # A partial target may leave arguments open, and others may be given by position.
+    # With ``_partial_`` arguments may be missing, and with ``_args_`` they are given by position.
     complete = not node.get("_partial_") and not node.get("_args_")
     check_section(key, section, [target], given, complete=complete)
 
@@ -57,8 +59,8 @@ def check_kind(key: str, found: type, kind: type) -> None:
     section in the config.
 
     Raises:
-        ConfigError: they do not implement it. The message names the key, the interface and the
-            class.
+        ConfigError: the class does not implement the interface. The message names the key, the
+            interface and the class.
     """
     called_with = _required(kind.__call__) if "__call__" in vars(kind) else []
     if not issubclass(found, kind) or not _takes(found, called_with):
@@ -77,7 +79,9 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _takes(found: type, names: list[str]) -> bool:
-    """Return whether the instances of a class can be called with these arguments and no others."""
+    """Return whether the instances of a class can be called with arguments of these names and no
+    others.
+    """
     if not names:
         return True
     call = inspect.signature(cast(Any, found).__call__)
@@ -98,14 +102,15 @@ def check_section(
     *,
     complete: bool = True,
 ) -> None:
-    """Check that each key of a section is an argument of one of its targets, of the right type.
+    """Check that each key of a section is an argument of a function that reads it, with a value of
+    its type.
 
     Args:
         key: the path of the section in the config; empty at the top.
-        section: its keys and values.
+        section: the section's keys and values.
         targets: the functions or classes that read the section, with annotated signatures.
         given: the names of arguments that the caller adds, which the section cannot hold.
-        complete: whether arguments without a default must be there.
+        complete: whether the section must hold all arguments without a default.
 
     Raises:
         ConfigError: a key is unknown, missing, or holds a value of another type. The message names
@@ -139,7 +144,8 @@ def check_section(
 
 
 def check_value(key: str, value: object, expected: Any) -> None:
-    """Check a value of a config against ``expected``, the annotation of the argument it is for.
+    """Check that a config's value fits ``expected``, the type annotation of the argument that gets
+    it.
 
     A section with a ``_target_`` is checked against that target's signature. NaN fits no
     annotation. ``key`` is the path of the value in the config.
@@ -162,9 +168,9 @@ def check_value(key: str, value: object, expected: Any) -> None:
 
 
 def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
-    """Return in words that a section has no key of this name, and which keys it has.
+    """Return a text that says that a section has no key ``name``, and which keys it has.
 
-    ``section`` is its path, empty at the top.
+    ``section`` is the section's path in the config, empty at the top.
     """
     where = f"in {section!r}" if section else "at the top level"
     keys = [key for key in known if key not in HYDRA_KEYS]
@@ -173,7 +179,9 @@ def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return a question that names the known word nearest to a word; empty if none is near."""
+    """Return a question such as "did you mean …?" with the known word that is most similar to
+    ``word``; empty if none is similar.
+    """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -185,7 +193,7 @@ def _join(section: str, name: object) -> str:
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Return the type annotations of a function's arguments, by name.
 
-    They are empty if some cannot be evaluated at run time.
+    The result is empty if one of the annotations cannot be evaluated at run time.
     """
     function = cast(Any, target).__init__ if isinstance(target, type) else target
     try:
@@ -195,10 +203,10 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, expected: Any) -> bool:
-    """Return whether a plain value may be an instance of a type annotation.
+    """Return whether a config's value, of a plain type, fits a type annotation.
 
-    An annotation that cannot be checked at run time accepts every value. The entries of a list or a
-    mapping are not checked here, but by ``check_value``.
+    An annotation that cannot be checked at run time accepts every value. The entries of a list or
+    mapping are not checked here; ``check_value`` checks them.
     """
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
@@ -228,7 +236,9 @@ def _fits(value: object, expected: Any) -> bool:
 
 
 def _entry(expected: Any) -> Any:
-    """Return the annotation of the entries of a list or mapping; ``Any`` where it has none."""
+    """Return the annotation of the entries of a list's or mapping's annotation; ``Any`` if there is
+    none.
+    """
     options = [a for a in typing.get_args(expected) if a is not type(None)]
     if typing.get_origin(expected) in (typing.Union, types.UnionType):
         return _entry(options[0]) if len(options) == 1 else Any

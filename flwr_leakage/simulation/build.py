@@ -43,15 +43,16 @@ from flwr_leakage.tracking.tracker import check_role
 def build(config: Config, remark: str | None = None) -> Experiment:
     """Return the experiment that a config describes, after checking it.
 
-    Both apps call this for every message, in every process. The last two experiments are kept, by
-    the text of the whole config: the same config gives the same object, which must not be changed.
-    ``remark`` holds the words of a client on a real node about its own config; it is ``None`` in a
-    simulation.
+    Both apps call this for every message, in every process. The last two experiments are cached by
+    the text of the whole config. So an equal config gives the same object, which must not be
+    changed. ``remark`` is the text on its own config that a client on a real node sends to the
+    server; ``None`` in a simulation.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.
     """
-    # Within a section the order of keys may matter, such as the order in which attacks are tried.
+    # Only the top level is sorted, as the order of keys within a section may matter, such as the
+    # order in which attacks are tried.
     return _build(json.dumps(dict(sorted(config.items()))), remark)
 
 
@@ -60,7 +61,8 @@ def _build(text: str, remark: str | None) -> Experiment:
     config: Config = json.loads(text)
     settings = read_settings(config)
     check_settings(settings)
-    # Engine and tracker are built only when the run starts; errors in their config come now.
+    # Engine and tracker are built only when the run starts. Checking them here makes errors in
+    # their config appear early.
     check_node("engine", config["engine"], given=("server_app", "client_app", "num_clients"))
     if config["tracker"]:
         check_node("tracker", config["tracker"], kind=Tracker)
@@ -69,7 +71,8 @@ def _build(text: str, remark: str | None) -> Experiment:
         return instantiate(config, section, kind) if config[section] else None
 
     data = _data(config, settings)
-    # A real node gets its weights by message, and reads no file that the run's config names.
+    # A client on a real node (which has a remark) gets its weights by message, and reads no file
+    # that the run's config names.
     network = _network(config, data.spec, settings, None if remark else settings.model.weights)
     experiment = Experiment(
         config=config,
@@ -160,7 +163,8 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
 
 
 def attack_workers(server: ServerSettings) -> int | RayTasks:
-    """Return where attacks run: a number of processes, or a task's resources on a Ray cluster.
+    """Return how attacks run: the number of processes; or, for a Ray cluster, the resources of a
+    task.
 
     Raises:
         ValueError: ``attack_workers`` is a text other than ``ray``, or a resource is negative.

@@ -1,6 +1,7 @@
 """Check, before an experiment runs, that its settings lie in their ranges and fit each other.
 
-Each object checks its own settings when it is made; these are the checks that none can make alone.
+Each object checks its own settings when it is made. The checks here concern settings of several
+objects, or of none.
 """
 
 import math
@@ -34,7 +35,7 @@ COUNTS = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that lie outside of their range and that no class checks itself.
+    """Check the ranges of those settings that no class checks itself.
 
     Raises:
         ConfigError: a setting is out of its range. The message names the key.
@@ -63,7 +64,7 @@ def check_experiment(experiment: Experiment) -> None:
     """Check that data, clients, threat model, defense and strategy of an experiment fit each other.
 
     Raises:
-        ConfigError: two of them do not fit. The message names the key.
+        ConfigError: some of them do not fit each other. The message names the key.
     """
     check_texts(experiment)
     checked("gate.scores", check_limits)(experiment.gate, experiment.scores)
@@ -75,8 +76,8 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Raise ``ConfigError`` if inputs are texts, and a score is made for images, or a limit beyond
-    which a client withholds its update (its gate).
+    """Raise ``ConfigError`` if inputs are texts, but a score is for images, or the gate (the limits
+    beyond which a client withholds its update) uses an attack on images.
     """
     if not experiment.spec.is_text:
         return
@@ -185,10 +186,14 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Refuse a known mixing unless the defense mixes the same private samples in each round.
+    """Check that a mixing which the threat model grants exists: the defense mixes private samples,
+    the same in each round.
 
-    The mixing of MixUp and InstaHide is the weights of private samples in the sums that a client
-    trains on; the threat model may grant it.
+    The mixing of MixUp or InstaHide consists of the weights of private samples in the sums that a
+    client trains on.
+
+    Raises:
+        ConfigError: the defense mixes no private samples, or other ones in each round.
     """
     if experiment.threat.mixing == "unknown":
         return
@@ -211,7 +216,7 @@ def check_defense(experiment: Experiment) -> None:
     """Check that the defenses can work on these samples, this network and this number of rounds.
 
     Raises:
-        ConfigError: a defense cannot. The message names the key.
+        ConfigError: a defense cannot work with them. The message names the key.
     """
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]

@@ -27,7 +27,7 @@ def compose(overrides: list[str], run_dir: str) -> Config:
 
     ``overrides`` are Hydra overrides of the packaged config; ``run_dir`` is the run folder.
     """
-    # An app under ``@hydra.main`` may be running, whose state stays as it is.
+    # If ``@hydra.main`` is running in this process, its global state is restored afterwards.
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None
     try:
@@ -44,10 +44,10 @@ def compose(overrides: list[str], run_dir: str) -> Config:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Return Hydra's overrides as their texts say.
+    """Return the override objects that Hydra parses from their texts.
 
     Raises:
-        ConfigError: a text is no override.
+        ConfigError: a text is no valid override.
     """
     try:
         return OverridesParser.create().parse_overrides(list(texts))
@@ -58,8 +58,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
     """Return a composed config as plain dictionaries and lists, with all interpolations resolved.
 
-    ``cfg`` is without Hydra's own section. The result holds under ``choices`` the chosen option of
-    each config group.
+    ``cfg`` must not have Hydra's own section. The result has a key ``choices`` with the chosen
+    option of each config group.
 
     Raises:
         ConfigError: a key without a default was not given, or the config has a key ``choices``.
@@ -76,7 +76,9 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
 
 
 def _scores() -> list[str]:
-    """Return the options of the group ``score`` that hold one score and bear its class's name."""
+    """Return those options of the config group ``score`` that consist of a single score and are
+    named after its class.
+    """
     found = []
     for path in sorted((conf_dir() / "score").glob("*.yaml")):
         classes = re.findall(r"_target_: \S+\.(\w+)", path.read_text())
@@ -85,5 +87,5 @@ def _scores() -> list[str]:
     return found
 
 
-# ``score=all`` is made of this option, so that a new score need not be added to a list.
+# The option ``score=all`` includes ``every``, so that a new score need not be added to a list.
 ConfigStore.instance().store(group="score", name="every", node={"defaults": _scores()})

@@ -50,18 +50,19 @@ from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker
 class Experiment:
     """The objects that server and clients of an experiment share.
 
-    They depend on the config and the remark alone.
+    They are determined by the config and the remark alone.
 
     Attributes:
-        large_clients: the settings for updates of many images, of which only class counts are
-            inferred; ``None`` for none.
+        large_clients: the settings for updates of too many images for attacks, of which only class
+            counts are inferred; ``None`` to infer none.
         what_ifs: further defenses under which updates are attacked, by name.
         self_attack: the attack of each client on its own update, or ``None``.
-        gate: the limits beyond which a client does not send its update, or ``None``.
+        gate: the limits on scores and attack results beyond which a client does not send its
+            update, or ``None``.
         membership: the numbers of samples that the server tests for membership, or ``None``.
-        remark: on a real node, the client's words about its own config for the server; its draws
-            then come from the operating system's entropy. ``None`` in a simulation, all of whose
-            draws come from the seed.
+        remark: on a real node, the text on its own config that the client sends to the server. The
+            client's draws then come from the operating system's entropy. ``None`` in a simulation,
+            in which all draws come from the seed.
     """
 
     config: Config
@@ -110,8 +111,8 @@ class Experiment:
     def client_audit(self, client_id: int | None = None) -> ClientAudit:
         """Return the settings by which a client audits its update; see ``ClientAudit``.
 
-        In a simulation its draws come from the seed; on a real node, from the operating system's
-        entropy. The settings of no client (``None``) are only to be checked.
+        In a simulation the client's draws come from the seed; on a real node, from the operating
+        system's entropy. With ``client_id=None`` the result only serves to check settings.
         """
         client = self.settings.client
         return ClientAudit(
@@ -137,8 +138,8 @@ class Experiment:
     def _share(self) -> Sharing:
         """Return the choice of the facts that clients share with the server.
 
-        In a simulation all facts are shared but the results of clients' attacks on themselves,
-        which ``client.share`` adds.
+        In a simulation all facts are shared, except results of clients' attacks on their own
+        updates. ``client.share`` says which of these results are shared, too.
         """
         share = Sharing.of(self.settings.client.share)
         if self.remark is not None:
@@ -148,9 +149,9 @@ class Experiment:
     def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
         """Return whether the server of a simulation may attack a client's update of a round.
 
-        If so, the client replays its training, which costs about as much as the training: a failed
-        attack says something only if the replay explains the update. ``selection.max_clients`` may
-        still leave the update out. The result is false if ``client_id`` is ``None``.
+        If so, the client replays its training, at about the cost of the training. A failed attack
+        is evidence only if the replay explains the update. The server may still leave the update
+        out by ``selection.max_clients``. The result is false if ``client_id`` is ``None``.
         """
         if self.remark is not None or client_id is None:
             return False
@@ -164,8 +165,8 @@ class Experiment:
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
         """Return the server's audit, which compares reconstructions with the true samples.
 
-        ``tracker`` receives its records, ``run`` is the run's name, and ``progress`` shows how far
-        it is.
+        ``tracker`` receives the audit's records, ``run`` is the run's name, and ``progress`` shows
+        the progress of attacks.
         """
         return ServerAudit(
             gradient_map=self.gradient_map,
@@ -193,9 +194,10 @@ class Experiment:
     def candidates(self) -> Candidates | None:
         """Return the samples that the server tests for membership; ``None`` if it tests none.
 
-        They are the first private samples of each client's first round, and the ``strangers``:
-        images of the server's test set. Further images of that set are the ``null``, with which the
-        test compares each sample. No client has an image of the test set.
+        The samples are the first private samples of each client's first round, and the
+        ``strangers``, images of the server's test set. Further images of the test set are the
+        ``null``, with which the membership test compares each sample. No client has an image of the
+        test set.
         """
         if self.membership is None:
             return None
@@ -234,15 +236,16 @@ class Experiment:
         if self.threat.mixing == "unknown":
             return Truth(private, encoded)
         matrix = self.defense.mixing_matrix(len(private), draws())
-        assert matrix is not None  # ``check_threat`` has refused this case before
+        assert matrix is not None  # ``check_threat`` raised an error if there is no matrix
         return Truth(private, encoded, Mixed(matrix, self.defense.flips_signs))
 
     def reference(self) -> Reference:
         """Return a reconstruction made without any attack, and a pool of images, for the metrics.
 
-        The former is the mean of the server's test images; for texts, the most frequent token of
-        the test texts, repeated. The pool has 101 samples of clients: an original is to be
-        identified among 100 others, and the original itself is left out if the pool holds it.
+        The reconstruction without an attack is the mean of the server's test images; for texts, the
+        most frequent token of the test texts, repeated. The pool has 101 samples of clients, among
+        which a metric has to identify the original of a reconstruction. It compares the original
+        with 100 others, so that the pool has one more in case it contains the original.
         """
         tests = self.data.test_batches(500, self.settings.server.test_samples)
         if isinstance(self.data.train, TextDataset):
@@ -271,9 +274,9 @@ class Experiment:
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """Return the update ``seen`` as the defense ``name`` of the config would have made it.
 
-        If the client has neither a defense nor a gate (its rule on which updates may be sent), the
-        observed update is its undefended one.
-        Otherwise, or if the defense encodes samples, local training is repeated.
+        Local training is repeated to get the undefended update, unless the client has neither a
+        defense nor a gate (limits beyond which it defends or withholds its update), so that the
+        observed update is undefended. It is also repeated if the defense encodes samples.
         """
         defense, update = self.what_ifs[name], seen.update
         encodes = defense.encodes_batches or self.defense.encodes_batches
@@ -323,9 +326,9 @@ class Experiment:
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
         """Return the largest ε (differential privacy) of a client's sample; ``None`` if unknown.
 
-        It covers ``num_rounds`` rounds at the defense's own δ, and a change of a client's samples
-        by ``replace-one`` or ``add-or-remove``. It is unknown with a gate, whose choice of a
-        defense depends on the samples.
+        ε holds over ``num_rounds`` rounds, at the defense's own δ, for data sets that differ by
+        ``adjacency``: ``replace-one`` or ``add-or-remove``. ε is unknown with a gate (limits beyond
+        which an update is withheld or defended more), as the gate's choice depends on the samples.
         """
         if self.gate is not None:
             return None
@@ -339,7 +342,7 @@ class Experiment:
     def privacy(self, num_rounds: int) -> str:
         """Return a sentence on the updates' differential privacy over ``num_rounds`` rounds.
 
-        It is empty if that is unknown.
+        The result is empty if the ε of the defense is unknown.
         """
         found = {each: self.epsilon(num_rounds, each) for each in ADJACENCIES}
         if None in found.values():
@@ -367,9 +370,11 @@ class Experiment:
         return strategy
 
     def tracker(self, tell: Callable[[str], None]) -> Tracker:
-        """Return the tracker of the run folder, which also feeds the config's live view, if any.
+        """Return the tracker that writes the run folder, and also feeds the live view if the config
+        has one.
 
-        ``tell`` is given a line when the folder or view can no longer be written; the run goes on.
+        If the folder or the view can no longer be written, ``tell`` is called with a line on it,
+        and the run goes on.
         """
         folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)
         if not self.config["tracker"]:

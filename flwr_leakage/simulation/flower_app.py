@@ -2,10 +2,11 @@
 
 ``flwr run . --run-config 'hydra-overrides="defense=pruning num_rounds=3" run-dir="/abs/path"'``
 
-On a real node a client's own config decides what it does; see ``own_config``. The server then
-knows neither the client's samples nor its draws, though the server's config names a data set and a
-seed. So reconstructions of such a client's samples are not evaluated, and the threat model cannot
-grant its labels or BatchNorm statistics (``threat.labels=known``, ``threat.batch_norm=exact``).
+On a real node a client runs by its own config; see the module ``own_config``. The server then knows
+neither the client's samples nor its draws: the data set and the seed in the server's config are not
+the client's. So reconstructions of such a client's samples are not evaluated, and the threat model
+cannot grant its labels or BatchNorm statistics (``threat.labels=known``,
+``threat.batch_norm=exact``).
 """
 
 from rich.console import Console

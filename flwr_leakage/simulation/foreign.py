@@ -1,10 +1,11 @@
 """Check the names in an untrusted config before anything in it is imported or built.
 
-Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
-(``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).
-Both may name only classes that the packaged config names, with the same ways to call them. So the
-packaged config is the allow-list, which maintains itself. A dotted path through a module of this
-package to another package, such as ``flwr_leakage.attacks.presets.hydra.utils.call``, is not on it.
+Two kinds of config are untrusted: the run config of Flower, which the person who submits a run
+writes (see ``own_config``), and the config in ``run.json`` of a run folder that somebody sent (see
+``later``). Both may name only classes that the packaged config names, with the same ways to call
+them. So the packaged config is the list of what is allowed, and no other list has to be maintained.
+It excludes dotted paths through a module of this package to another package, such as
+``flwr_leakage.attacks.presets.hydra.utils.call``.
 """
 
 import os
@@ -33,19 +34,21 @@ FOLDER_GROUPS = (
 """
 
 _Call = tuple[tuple[str, str], ...]
-"""The entries of a section that Hydra reads, as pairs: ``_target_``, ``_partial_``, ``_args_``,
-…."""
+"""The entries of a section that tell Hydra what to call, as pairs (key, value): ``_target_``,
+``_partial_``, ``_args_``, …."""
 
 
 def check_targets(config: Config, groups: Collection[str] | None = None) -> None:
-    """Refuse a config with classes, or ways to call them, that the packaged config does not have.
+    """Check that the packaged config has all classes of a config, and all the ways in which it
+    calls them.
 
-    Interpolations are refused as well. Configs are resolved before they are written or sent; an
-    interpolation that is left, such as ``${oc.env:HOME}``, would be resolved on this machine. Only
-    classes of the given config groups may be named, ``None`` for all groups.
+    Interpolations are an error as well. Honest configs are resolved before they are written or
+    sent; a remaining interpolation, such as ``${oc.env:HOME}``, would be resolved on this machine.
+    Only classes of the config groups ``groups`` are allowed; with ``None`` those of all groups are.
 
     Raises:
-        ConfigError: such a class or interpolation was found. The message names the first one.
+        ConfigError: the config has another class or call, or an interpolation. The message names
+            the first one.
     """
     known = {
         call
@@ -85,7 +88,9 @@ def paths_outside(
 
 @lru_cache(maxsize=1)
 def _packaged() -> tuple[tuple[str, Any], ...]:
-    """Return pairs (group, content) of every packaged config file and every section of its root."""
+    """Return pairs (group, content) of every packaged config file, and of every section of
+    ``config.yaml``.
+    """
     found: list[tuple[str, Any]] = []
     for file in sorted(conf_dir().rglob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(file))
@@ -98,10 +103,11 @@ def _packaged() -> tuple[tuple[str, Any], ...]:
 
 
 def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mapping[str, Any]]]:
-    """Yield (path, call, node) for every section, nested in ``node``, that Hydra would call.
+    """Yield (path, call, section) for every section within ``node`` for which Hydra would call
+    something.
 
-    They are the section's path, its entries whose keys have the form ``_NAME_`` (such as
-    ``_target_``), and the section. ``path`` is that of ``node``.
+    ``call`` are the section's entries with keys of the form ``_NAME_``, such as ``_target_``. The
+    argument ``path`` is the path of ``node`` in the config.
     """
     if isinstance(node, Mapping):
         special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
@@ -115,7 +121,9 @@ def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mappin
 
 
 def _texts(node: Any, path: str = "config") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) for every text and every key in nested dictionaries and lists."""
+    """Yield (path, text) for every text and every key within ``node``, nested dictionaries and
+    lists.
+    """
     if isinstance(node, str):
         yield path, node
     elif isinstance(node, Mapping):
@@ -143,7 +151,7 @@ def _paths(node: Any) -> Iterator[tuple[str, _Path]]:
 def path_arguments(target: str) -> tuple[str, ...]:
     """Return the names of those arguments of a class or function that take a path.
 
-    ``target`` is its dotted name; empty for none.
+    ``target`` is its dotted name, such as ``package.module.Class``; an empty one gives no names.
     """
     if not target:
         return ()

@@ -1,4 +1,6 @@
-"""Attack a run's kept observations, with the experiment that its ``run.json`` describes."""
+"""Attack the observations that a run stored for later, with the experiment that its ``run.json``
+describes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,14 +18,15 @@ from flwr_leakage.simulation.weights import last_buffers
 from flwr_leakage.tracking import Tracker, read_run
 
 FORMER = ("device", "lab", "paper", "size", "sizes")
-"""Keys at the top of configs of earlier versions. No audit ever read them, and they are dropped."""
+"""Keys at the top of configs of earlier versions of this package. Audits never read them, and they
+are dropped."""
 
 NEWER = {
     "attack_cpus": 1.0, "attack_gpus": 0.0, "attack_retries": 3, "kept_policy": "oldest",
     "what_if_max_seconds": None,
 }  # fmt: skip
-"""Keys of the section ``server`` that configs of earlier versions lack, with the values that they
-get."""
+"""The keys of the section ``server`` that configs of earlier versions of this package lack, with
+the values that are filled in."""
 
 _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
@@ -36,9 +39,9 @@ def has_config(folder: Path) -> bool:
 def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     """Return the config of an untrusted run folder, reduced to the sections that attacks need.
 
-    Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
-    nothing is downloaded. ``allowed`` are folders and files outside of the run folder that the
-    config may read, such as a data set.
+    Trackers and engines are left out, and so are files from which the run started or which it wrote
+    outside of its folder. Nothing is downloaded. ``allowed`` are folders and files outside of the
+    run folder that the config may read, such as a data set.
 
     Raises:
         ConfigError: the config lacks a section, or names a class that the packaged config does not
@@ -48,7 +51,7 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     for name in (
         "membership",
         "large_clients",
-    ):  # these were applied during the run, and older runs lack them
+    ):  # these sections took effect during the run, and configs of older runs lack them
         config[name] = {}
     sections = [field.name for kind in (TopLevel, Sections) for field in fields(kind)]
     if missing := sorted({*sections, "choices"} - config.keys()):
@@ -78,29 +81,31 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
 def attack_kept_of_run(
     folder: Path, workers: int | RayTasks, max_seconds: float | None, allowed: Sequence[Path] = ()
 ) -> int:
-    """Attack a simulation's kept observations, and return the number of rounds that were attacked.
+    """Attack the observations that a simulation stored for later; return the number of attacked
+    rounds.
 
     ``workers`` is the number of attacking processes, or the resources of a task on a Ray cluster;
-    the other arguments are those of ``kept_run``.
+    the other arguments are those of :func:`kept_run`.
     """
     return attack_kept(kept_run(folder, max_seconds, allowed), workers)
 
 
 def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:
-    """Return a simulation's kept observations, with the attack of its own config.
+    """Return the observations that a simulation stored for later, with the attack of its own
+    config.
 
-    ``max_seconds`` are the CPU seconds that an attack may take for each target, ``None`` for the
-    run's own limit; ``allowed`` are folders and files outside of the run folder that its config may
-    read.
+    ``max_seconds`` are the CPU seconds that an attack may take for each target (an update or a mean
+    update), ``None`` for the run's own limit; ``allowed`` are folders and files outside of the run
+    folder that its config may read.
 
     Raises:
-        ConfigError: the run's config has no attack, or cannot be used here.
+        ConfigError: the run's config has no attack, or cannot be used; see :func:`received_config`.
     """
     config: dict[str, Any] = received_config(folder, allowed)
     if not config["attack"]:
         raise ConfigError("attack must not be none, as kept updates are to be attacked.")
     given = config["server"].get("attack_max_seconds")
-    # The experiment attacks in one process; ``attack_kept`` starts the others itself.
+    # The experiment must not start processes for attacks, as ``attack_kept`` starts them itself.
     config["server"] = {
         **NEWER,
         **config["server"],

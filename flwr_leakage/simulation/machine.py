@@ -7,11 +7,13 @@ from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.tracking.jsonl import RECORDS_FILE, make_private_folder, write_private
 
 _PROBE_BYTES = 4096
-"""The number of bytes that are written to test a folder: a block of common file systems."""
+"""The number of bytes that are written to test whether a folder has room: a block of common file
+systems."""
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Make the run's folders, and load files early that would otherwise fail only late in a run.
+    """Make the run's folders, and load files now whose errors would otherwise occur only late in
+    the run.
 
     Raises:
         ConfigError: a folder or file cannot be used. The message names the key.
@@ -44,10 +46,11 @@ def check_machine(experiment: Experiment) -> None:
 def make_folder(key: str, name: str) -> None:
     """Make the folder ``name`` and write to it once, as it may be read-only, or have no room.
 
-    ``key`` is the path of the setting in the config, for the error.
+    ``key`` is the path of the folder's setting in the config, for the error.
 
     Raises:
-        ConfigError: that is not possible. The message names the key and the reason.
+        ConfigError: the folder cannot be made or written to. The message names the key and the
+            reason.
     """
     expected = f"{key} must name a folder that can be written"
     if not name.strip():

@@ -17,8 +17,8 @@ T = TypeVar("T")
 def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
     """Return the object that a section of a config describes, an instance of ``kind``.
 
-    ``key`` is the path of the section, such as ``model.network``; ``given`` are arguments of its
-    target that the section does not hold.
+    ``key`` is the path of the section, such as ``model.network``. ``given`` are arguments of the
+    section's target that the section does not hold.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.
@@ -35,9 +35,10 @@ def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **give
 
 
 def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
-    """Build the objects, instances of ``kind``, of a section that holds named sections.
+    """Return the objects, by name, that the named sections within a section describe, instances of
+    ``kind``.
 
-    They are returned by name; ``key`` is the path of the section in the config.
+    ``key`` is the path of the outer section in the config.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.
@@ -55,7 +56,9 @@ def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[st
 
 
 def checked(key: str, function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function like ``function`` whose errors become a ``ConfigError`` naming a key."""
+    """Return ``function`` wrapped so that its errors become a ``ConfigError`` that names
+    ``key``.
+    """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

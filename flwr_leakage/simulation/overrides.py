@@ -1,4 +1,4 @@
-"""Tell which keys and options exist where an override on the command line names an unknown one."""
+"""Check overrides on the command line; for an unknown key or option, name those that exist."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from flwr_leakage.simulation.arguments import suggest, unknown_key
 from flwr_leakage.simulation.config import ConfigError, parse_overrides
 
 OPTIONAL = ("experiment",)
-"""The config groups that may be null."""
+"""The config groups for which no option need be chosen."""
 
 ELSEWHERE = {
     "experiment": "; the papers' experiments run from a clone of the project only: "
     "python simulations/run.py experiment=NAME",
 }
-"""For some config groups, a sentence on further options that the package does not hold."""
+"""For config groups with options outside of the package, the end of a message that says where these
+options are."""
 
 
 def spell_experiment(arguments: list[str]) -> list[str]:
@@ -27,11 +28,12 @@ def spell_experiment(arguments: list[str]) -> list[str]:
 
 
 def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
-    """Return in words what is wrong with the overrides among arguments; empty if nothing is.
+    """Return a text on what is wrong with the overrides among the command line's arguments; empty
+    if nothing is.
 
-    Hydra names a mistyped key, but not the keys that exist. Keys that are added by ``+`` or removed
-    by ``~`` are not checked here, but in the composed config. ``folder`` holds ``config.yaml`` and
-    the config groups; ``None`` for the package's own.
+    Hydra names a mistyped key, but not the keys that exist. Keys that ``+`` adds or ``~`` removes
+    are not checked here; they are checked in the composed config. ``folder`` holds ``config.yaml``
+    and the config groups; ``None`` for the package's own.
     """
     folder = folder or conf_dir()
     plain = [text for text in _without_values_of_flags(arguments) if not text.startswith("-")]
@@ -67,7 +69,8 @@ def _without_values_of_flags(arguments: list[str]) -> list[str]:
 
 
 def _as_option(folder: Path, text: str) -> str:
-    """Return a question that names the options ``group=text`` that exist; empty if none does.
+    """Return a question such as "did you mean …?" with each existing option ``group=text``; empty
+    if there is none.
 
     ``text`` is an argument without ``=``, and ``folder`` holds the config groups.
     """
@@ -111,7 +114,8 @@ def _check_key(cfg: DictConfig, key: str) -> str:
     node: Any = cfg
     path: list[str] = []
     for part in key.split("."):
-        # ``in node`` would deny keys whose value is still missing, ``???``.
+        # ``key in node`` is false for keys whose value is still missing (``???``), so that all keys
+        # are listed.
         keys = [str(k) for k in node] if isinstance(node, DictConfig) else []
         if part not in keys:
             return unknown_key(".".join(path), part, [k for k in keys if k != "hydra"])

@@ -1,10 +1,10 @@
-"""Choose the settings that an app takes from a run's config, which others write.
+"""Choose the settings that an app takes from a run's config, which is untrusted.
 
-Under ``flwr run`` the run config comes from whoever submits the run: for a client that is the
-server's side, which is the adversary. So a client on a real node takes no defense, no class and no
-path from it, but only the local training, which the server determines anyway: the keys of
-``TAKEN``, with values that are numbers or names of packaged options. Everything else is the
-client's own and comes from its node config::
+Under ``flwr run`` the person who submits the run writes the run config. For a client this is the
+server's side, which is the adversary. So a client on a real node takes only the local training from
+it, which the server determines anyway: the keys of ``TAKEN``, with values that are numbers or names
+of packaged options. It takes no defense, no class and no path. All other settings are the client's
+own, from its node config::
 
     flower-supernode ... --node-config 'partition-id=0 num-partitions=2
         leakage-overrides="defense=pruning score=default"
@@ -13,8 +13,8 @@ client's own and comes from its node config::
 ``leakage-overrides`` are Hydra overrides of the packaged config, and replace those of the run;
 ``leakage-allow`` replaces ``TAKEN``, and may be empty. Scores stay on the node, as they describe
 private data, unless its owner adds ``scoring.send=true``. A virtual node of Flower's simulation
-runtime has no owner but the person who runs the simulation: it follows the run config. On
-either, a run config can only name classes that the packaged config names.
+runtime has no owner but the person who runs the simulation: it follows the run config. On real and
+virtual nodes, a run config can only name classes that the packaged config names.
 """
 
 import logging
@@ -53,7 +53,7 @@ _LOG = logging.getLogger(__name__)
 def on_virtual_node() -> bool:
     """Return whether this process is an actor of Flower's simulation runtime, and no SuperNode.
 
-    The process itself is asked, as neither a message nor a run config can be trusted.
+    The state of the process decides this, as neither a message nor a run config can be trusted.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -62,10 +62,10 @@ def on_virtual_node() -> bool:
 
 
 def config_of_run(context: Context) -> Config:
-    """Return the config that the run config describes, for a server or a virtual node.
+    """Return the config that Flower's run config describes, for a server or a virtual node.
 
     Raises:
-        ConfigError: it names a class that the packaged config does not name.
+        ConfigError: the config names a class that the packaged config does not name.
     """
     overrides = str(context.run_config.get("hydra-overrides", ""))
     return _composed(tuple(shlex.split(overrides)), _run_dir(context))
@@ -74,11 +74,12 @@ def config_of_run(context: Context) -> Config:
 def experiment_of_client(context: Context) -> Experiment:
     """Return the experiment of a client.
 
-    On a virtual node it is that of the run's config, on a real node that of the client's own.
+    On a virtual node the run's config describes the experiment, on a real node the client's own
+    config does.
 
     Raises:
-        ConfigError: the config cannot be used. On a real node the server reads the message, which
-            tells nothing of the client's own config; the client's log does.
+        ConfigError: the config cannot be used. On a real node the message goes to the server, and
+            so reveals nothing of the client's own config. The reason is in the client's log.
     """
     own = {OVERRIDES_KEY, ALLOW_KEY} & set(context.node_config)
     if on_virtual_node() and not own:
@@ -108,15 +109,16 @@ def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
 def _own_config(
     of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
 ) -> tuple[Config, str]:
-    """Return a client's own config, and the remark on it for the server.
+    """Return a client's own config, and the text on it that the client sends to the server.
 
-    ``of_run`` and ``of_node`` are the Hydra overrides of the run config and the node config, and
-    ``allowed`` the keys that the client takes from the former, each as one text. The node config
-    may tell the number of clients, ``num_partitions``, else it is ``None``.
+    ``of_run`` and ``of_node`` are the Hydra overrides in the run config and in the node config, and
+    ``allowed`` are the keys that the client takes from the run config; each is one text.
+    ``num_partitions`` is the number of clients in the node config, or ``None``.
     """
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
-    # A node's scores stay on it, and are limited by seconds, as nobody has to repeat them.
+    # On a real node scores stay there, and their cost is measured in seconds, as no run has to be
+    # reproducible.
     scoring = ["scoring.send=false", "scoring.min_samples=0", "scoring.product_price=null"]
     overrides = [*scoring, *taken, *partitions, *shlex.split(of_node)]
     config = compose(overrides, run_dir)
@@ -130,7 +132,8 @@ def _own_config(
 def split_overrides(
     overrides: list[str], allowed: tuple[str, ...]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the overrides of a run that a client follows, and the keys of the others.
+    """Return the overrides of a run that a client follows, and the keys of the overrides that it
+    ignores.
 
     An override is followed if its key is among ``allowed`` and its value is a number, a truth value
     or null; for a config group, if it is the name of a packaged option.

@@ -1,4 +1,4 @@
-"""Estimate a run's work, time and memory before it starts; nothing is written."""
+"""Estimate a run's work, CPU time and disk space before it starts. Nothing is written."""
 
 import json
 import logging
@@ -30,13 +30,13 @@ NOT_PRICED = "evaluation of reconstructions, messages and the report"
 
 @dataclass(frozen=True)
 class Measured:
-    """The CPU seconds of a small part of a run, as measured on this machine.
+    """CPU seconds of small parts of a run, as measured on this machine.
 
     Attributes:
         step: the CPU seconds of one step of a client's training.
         score: the CPU seconds of all scores of one sample.
-        products: the number of products with the Jacobian that these scores took.
-        test: the CPU seconds that one sample of the test set takes.
+        products: the number of products with the Jacobian that the scores of one sample took.
+        test: the CPU seconds that evaluating the model on one test sample takes.
     """
 
     step: float
@@ -50,13 +50,13 @@ class Price:
     """The CPU seconds and bytes that a run is estimated to take.
 
     Attributes:
-        start: the seconds of imports, data and network, as measured.
+        start: the seconds of imports and of making data and network, as measured.
         training: the seconds of all training steps.
         replays: the seconds of the steps that are repeated to check updates.
-        scores: the seconds of all scores that the plan allows.
+        scores: the seconds of all scores that the ``scoring`` settings allow.
         tests: the seconds of the test accuracy.
-        attacks: the seconds of all attacks if each uses up its budget; ``None`` if an attack has no
-            budget.
+        attacks: the seconds of all attacks if each takes all the time that it may; ``None`` if an
+            attack has no time limit.
         disk: the bytes of the run folder.
     """
 
@@ -91,7 +91,8 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     with ``multirun``, values separated by commas are a sweep.
 
     Raises:
-        ConfigError: the config cannot be run, or is of a kind that cannot be priced.
+        ConfigError: the config cannot be run, or the sweep is of a kind that cannot be estimated;
+            see :func:`expand`.
     """
     own = [text for text in overrides if text.lstrip("+~").startswith("hydra.")]
     if own:
@@ -100,7 +101,8 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     found: list[tuple[Work, Price]] = []
     known: dict[str, Measured] = {}
     for job in expand(overrides) if multirun else [list(overrides)]:
-        # imports are counted in the first run only
+        # for the first run time counts from the start of the process, so that imports are included
+        # once
         began = 0.0 if not found else time.process_time()
         try:
             config = compose(job, "outputs/not-written")
@@ -159,9 +161,9 @@ def measure(experiment: Experiment) -> Measured:
 
 
 def score_one(experiment: Experiment) -> int:
-    """Score one sample of the smallest client as that client would.
+    """Score one sample of the smallest client, as the client does in a run.
 
-    The result is the number of products with the Jacobian that it took.
+    Return the number of products with the Jacobian that the scores took.
     """
     smallest = experiment.sizes.index(min(experiment.sizes))
     gradient_map, schedule = experiment.gradient_map, experiment.schedule
@@ -183,15 +185,17 @@ def score_one(experiment: Experiment) -> int:
 
 def _price(work: Work, measured: Measured, start: float) -> Price:
     training = work.steps * measured.step
-    ranking = work.ranked * measured.step / work.batch_size  # it takes about one training pass
+    # ranking takes about as long as training on the same samples once
+    ranking = work.ranked * measured.step / work.batch_size
     scores = ranking + work.scored * measured.score
-    # this part is measured in seconds, and its operations are not counted
+    # the plan limits the scores' CPU time to this share of the training's
     if work.score_share is not None:
         scores = max(work.scored * measured.score, work.score_share * training)
     return Price(
         start=start,
         training=training,
-        replays=work.replay_steps * measured.step,  # it takes about as long as the training itself
+        # a replay's step takes about as long as a training step
+        replays=work.replay_steps * measured.step,
         scores=scores,
         tests=work.tested * measured.test,
         attacks=work.attack_seconds,
@@ -200,9 +204,10 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
 
 
 def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) -> float:
-    """Return the mean CPU seconds of at most ``repeats`` calls of a function after a first one.
+    """Return the mean CPU seconds of at most ``repeats`` calls of a function, after a first call
+    that is not counted.
 
-    No call is begun after ``limit`` CPU seconds. If the first call takes longer, its time is
+    No call begins after ``limit`` CPU seconds. If the first call alone takes longer, its time is
     returned.
     """
     began = time.process_time()
@@ -217,7 +222,9 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """Return a text that two configs share if costs measured for one also hold for the other."""
+    """Return a text that is equal for two configs if costs measured for one also hold for the
+    other.
+    """
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()

@@ -27,8 +27,9 @@ from flwr_leakage.tracking.guarded import LOST
 def run_by_hydra(cfg: DictConfig) -> Any:
     """Run one audit; Hydra calls it once for each point of a sweep (``-m``).
 
-    The result holds the values of the measures that the config names as ``objective``, which a
-    sweeper such as Optuna's optimises; it is ``None`` if it names none.
+    The result is the value, or a tuple of values, of the measures that the config names as
+    ``objective``, which a sweeper such as Optuna's optimises. It is ``None`` if the config names
+    none.
     """
     hydra_config = HydraConfig.get()
     try:
@@ -36,12 +37,12 @@ def run_by_hydra(cfg: DictConfig) -> Any:
         launch(config)
         return objective_of(config["run_dir"], config["objective"])
     except Exception as error:
-        # The other points of a sweep go on after any error of this one.
+        # In a sweep, an error of this run must not stop the other runs.
         if hydra_config.mode == RunMode.MULTIRUN:
             return fail(hydra_config.runtime.output_dir, error, cfg.objective)
         if isinstance(error, ConfigError | NoUpdateError | IncompleteRunError):
             sys.exit(f"error: {error}")
-        if isinstance(error, OSError):  # the disk may be full
+        if isinstance(error, OSError):  # an error of the machine, for example a full disk
             sys.exit(f"error: the run in {cfg.run_dir} cannot be written or read: {error}")
         raise
 
@@ -55,7 +56,8 @@ class IncompleteRunError(RuntimeError):
 
 
 def launch(config: Config) -> None:
-    """Build the whole experiment, so that errors come early; then run it in process or on Ray.
+    """Build the whole experiment first, so that errors in the config appear early; then run it in
+    this process or on Ray.
 
     Raises:
         ConfigError: the config cannot be run.
@@ -77,10 +79,10 @@ def launch(config: Config) -> None:
 
 
 def check_complete(data: RunData) -> None:
-    """Refuse a run whose records are not closed or not complete, or that has no report.
+    """Check that a run's records are closed and complete, and that it has a report.
 
     Raises:
-        IncompleteRunError: the message names what is missing, and what can be done.
+        IncompleteRunError: one of them is missing. The message names it, and says what can be done.
     """
     missing = []
     if not data.closed:

@@ -25,10 +25,12 @@ class ClientSettings:
     Attributes:
         num_examples: the number of private samples that a client trains on in a round, ≥ 1;
             ``None`` for all that it has.
-        same_samples: whether a client uses the same samples in each round, else its next ones.
+        same_samples: whether a client uses the same samples in each round; if not, it goes on to
+            its next samples in each round.
         max_samples: the number of samples that are kept for scores and defenses, ≥ 1.
-        num_threads: the number of torch threads of a client, ≥ 1; ``None`` leaves it as it is.
-        share: the results of clients' attacks on themselves that travel to the server, see
+        num_threads: the number of torch threads of a client, ≥ 1; ``None`` leaves torch's setting
+            as it is.
+        share: the results of clients' attacks on their own updates that are sent to the server, see
             ``ClientAudit``.
         folder: the folder for the record that each client keeps for its owner; ``None`` for none.
     """
@@ -78,29 +80,32 @@ class ServerSettings:
     Attributes:
         attack_workers: the number of processes that attack, ≥ 1, or ``ray`` for tasks of a Ray
             cluster.
-        attack_cpus: the number of CPUs that such a task asks for, ≥ 0.
-        attack_gpus: the number of GPUs that such a task asks for, ≥ 0.
-        attack_retries: the number of times that a task is repeated if its worker or node died, ≥ 0.
+        attack_cpus: the number of CPUs that a Ray task asks for, ≥ 0.
+        attack_gpus: the number of GPUs that a Ray task asks for, ≥ 0.
+        attack_retries: the number of times that a Ray task is repeated if its worker or node died,
+            ≥ 0.
         attack_chunk: the number of targets that are attacked together in a process, ≥ 1.
-        attack_folder: the folder for the results of finished chunks; ``None`` for none.
+        attack_folder: the folder for the results of chunks that are finished; ``None`` to store
+            none.
         attack_max_seconds: the CPU seconds that an attack may take for each target, > 0; ``None``
             for no limit but the attack's own.
         what_if_max_seconds: the CPU seconds that the attack on an update under one of ``what_if``'s
-            defenses may take, > 0, if that is less; ``None`` for ``attack_max_seconds``.
-        attack_later: whether updates are kept in ``run_dir/kept`` and not attacked within the
-            round; ``flwr-leakage attack-kept`` attacks them.
-        kept_bytes: the largest number of bytes of all kept updates, ≥ 1.
-        kept_policy: the rule by which rounds are dropped beyond ``kept_bytes``, see
-            ``KeptObservations``.
-        num_threads: the number of torch threads of attacks and evaluation, ≥ 1; ``None`` leaves it
-            as it is.
+            defenses may take, > 0; the smaller of this and ``attack_max_seconds`` holds. ``None``
+            for ``attack_max_seconds`` alone.
+        attack_later: whether updates are stored in ``run_dir/kept`` instead of being attacked
+            within the round; ``flwr-leakage attack-kept`` attacks them after the run.
+        kept_bytes: the largest number of bytes of all stored updates, ≥ 1.
+        kept_policy: the rule that chooses which rounds are deleted if ``kept_bytes`` is exceeded,
+            see ``KeptObservations``.
+        num_threads: the number of torch threads of attacks and evaluation, ≥ 1; ``None`` leaves
+            torch's setting as it is.
         test_samples: the number of samples for the global model's test accuracy, ≥ 1; ``None`` for
             the whole test set.
         weights_every: the number of rounds from one saved global model to the next, ≥ 1; ``None``
-            saves the last only.
+            saves only the last one.
         wait_seconds: the seconds to wait until there is a node for every client, ≥ 0.
-        bad_replies: ``drop`` leaves out replies that would break or poison an aggregation; ``pass``
-            hands everything on, as Flower does without an audit.
+        bad_replies: ``drop`` leaves out clients' replies that would break or poison an aggregation;
+            ``pass`` gives all replies to the strategy, as Flower does without an audit.
     """
 
     attack_workers: int | str
@@ -197,14 +202,15 @@ class Sections:
 
 
 def read_settings(config: Config) -> Settings:
-    """Return the settings of a config that belong to no class; their ranges are not checked here.
+    """Return those settings of a config that belong to no class of the package. Their ranges are
+    not checked here.
 
     Raises:
         ConfigError: a key is unknown, missing, or of another type. The message names it.
     """
-    # Only the names of sections are checked here. Each section is checked by its reader.
+    # For sections, only the names are checked here. Whoever reads a section checks its content.
     top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
-    del top["choices"]  # the chosen option of each group, kept by ``to_config``
+    del top["choices"]  # ``to_config`` added this key, the chosen option of each config group
     check_section("", top, [TopLevel, Sections])
     client, server = config["client"], config["server"]
     model = {name: value for name, value in config["model"].items() if name != "network"}

@@ -19,7 +19,8 @@ WORDS: Mapping[str, str] = {
     "num_malicious_nodes": "be ≥ 0",
     "eta": "be positive",
     "eta_l": "be positive",
-    "tau": "be positive",  # FedAdam and similar strategies divide by √v + τ
+    # FedAdam and similar strategies divide by √v + τ, with v an average of squared updates
+    "tau": "be positive",
     "beta_1": "lie in [0, 1)",
     "beta_2": "lie in [0, 1)",
     "server_learning_rate": "be positive",
@@ -29,7 +30,7 @@ WORDS: Mapping[str, str] = {
     "noise_multiplier": "be ≥ 0",
     "clipping_norm": "be positive",
 }
-"""By name of a strategy's setting, the range in which it must lie, a key of
+"""The range in which a strategy's setting must lie, by the setting's name: a key of
 ``flwr_leakage.values.RANGES``."""
 
 
@@ -39,16 +40,16 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
     "weighted_by_key": ("num-examples", "train-loss"),
     "train_loss_key": ("train-loss",),
 }
-"""By setting of a strategy that names an entry of a message, the names that clients of a simulation
-use."""
+"""The allowed values of those settings of a strategy that name an entry of a message: the names
+that clients of a simulation use."""
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
     """Check the settings of a Flower strategy, and the numbers of clients that it needs.
 
     Flower waits forever for nodes that do not exist. With fewer clients than their guarantees need,
-    Krum, Bulyan and the trimmed mean aggregate without a guarantee, or skip every round. A strategy
-    that this one wraps is checked too. ``key`` is the path of the strategy in the config.
+    Krum, Bulyan and the trimmed mean aggregate without a guarantee, or skip every round. A wrapped
+    strategy is checked, too. ``key`` is the path of the strategy in the config.
 
     Raises:
         ConfigError: a setting is wrong. The message names its key.
@@ -82,9 +83,12 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
 
 
 def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
-    """Return in words a setting that needs more than the ``asked`` clients; empty if none does."""
+    """Return a text on the first setting that needs more clients than the ``asked`` ones of a
+    round; empty if there is none.
+    """
     if "num_malicious_nodes" in settings:
-        # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
+        # With n clients, f of them malicious, Bulyan needs n ≥ 4f + 3 (El Mhamdi et al. 2018), Krum
+        # n > 2f + 2 (Blanchard et al. 2017).
         factor = 4 if isinstance(strategy, Bulyan) else 2
         most, got = (asked - 3) // factor, settings["num_malicious_nodes"]
         if got > most:

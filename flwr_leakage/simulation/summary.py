@@ -33,7 +33,7 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_priva
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
     """Return a line on a run: its clients, rounds, config options and the attacker's knowledge.
 
-    With ``own_configs`` it says that clients may have configs of their own.
+    With ``own_configs`` the line also says that clients may have their own configs.
     """
     settings, choices = experiment.settings, config["choices"]
     groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
@@ -51,17 +51,18 @@ def describe(config: Config, experiment: Experiment) -> None:
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
         "defenses_in_words": {name: d.in_words() for name, d in experiment.what_ifs.items()},
-        "input_std": list(experiment.spec.std),  # in pixel units per unit of a model input
+        # the standard deviation of each channel's normalisation, in units of pixels in [0, 1]
+        "input_std": list(experiment.spec.std),
         **config["choices"],
     }
     write_metadata(run_dir, config=config, seed=experiment.settings.seed, extra=extra)
 
 
 def describe_own_configs(config: Config, clients: Set[int]) -> None:
-    """Add to ``run.json`` the ids of the clients that ran by configs of their own.
+    """Add to ``run.json`` the ids of the clients that ran by their own configs.
 
-    The server does not know these configs; their defenses are told by the clients' remarks, among
-    the events; the defense of the run's config is not theirs.
+    The server does not know these configs, and the defense of the run's config is not theirs. The
+    clients' remarks, which are among the run's events, name their defenses.
     """
     path = Path(config["run_dir"]) / METADATA_FILE
     metadata = json.loads(path.read_bytes())
@@ -71,9 +72,9 @@ def describe_own_configs(config: Config, clients: Set[int]) -> None:
 
 
 def close_broken_run(run_dir: Path, reason: str) -> None:
-    """Close the records of a run whose server process died, and write its report.
+    """Close the records of a run whose server process died, and write the run's report.
 
-    ``reason`` tells in words why the run is closed here.
+    ``reason`` is a text on why the process died, for the records.
     """
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return
@@ -92,7 +93,8 @@ def finish(run_dir: Path, console: Console) -> None:
     """Write the report of a run, print its summary, and print where the report is."""
     try:
         report = write_report(run_dir)
-    except OSError as error:  # a full disk must not hide the error that ended the run
+    # an error here, such as a full disk, must not hide the error that ended the run
+    except OSError as error:
         console.print(
             f"The report could not be written ({error}). What was recorded is kept; later\n"
             f"    flwr-leakage report {run_dir.resolve()}", markup=False, soft_wrap=True
@@ -124,7 +126,7 @@ def summary_table(run: RunData) -> Table:
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
     for server_round in rounds:
         near = _values(run, server_round, name)
-        if run.texts:  # a text that was not found has none of its tokens in place
+        if run.texts:  # a text without a reconstruction counts as one with no token in place
             near = [record.value or 0.0 for record in _records(run, server_round, name)]
         here = [attempt for attempt in found if attempt.key[0] == server_round]
         grades = tally(here)

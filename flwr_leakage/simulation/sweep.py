@@ -1,4 +1,4 @@
-"""Compare the runs of a sweep at its end; a run that fails does not stop the others."""
+"""Compare the runs of a sweep at its end, and let the sweep go on if a run fails."""
 
 import math
 import os
@@ -40,10 +40,11 @@ class CompareRuns(Callback):
 
 
 def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] | None) -> Any:
-    """Write down why a run of a sweep failed, and return NaN as the value of its objective.
+    """Write the reason why a run of a sweep failed into its folder, and return NaN as the value of
+    its objective.
 
-    ``objective`` names the measure that the sweeper optimises: for several measures, the result is
-    a tuple of NaN, and for ``None`` it is ``None``.
+    ``objective`` names the measure that the sweeper optimises. If it names several, the result is a
+    tuple of NaN. If it is ``None``, so is the result.
     """
     folder = Path(run_dir)
     said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
@@ -61,8 +62,8 @@ def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] |
 def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
     """Return the value of the measure that a sweeper optimises; NaN if the run does not have it.
 
-    ``objective`` names it: for several measures, the result is a tuple of values, and for ``None``
-    it is ``None``.
+    ``objective`` names the measure. If it names several, the result is a tuple of values. If it is
+    ``None``, so is the result.
     """
     if objective is None:
         return None

@@ -17,13 +17,13 @@ if not sys.stdin.buffer.read():  # until the other end closes, in order or not
 
 @contextmanager
 def closed_afterwards(run_dir: Path) -> Iterator[None]:
-    """Have a second process close the run if this process dies within a ``with`` block.
+    """Let a second process close the run's records if this process dies within a ``with`` block.
 
-    The second process imports nothing until then, and outlives signals to this process's group. It
-    ends at once if the block is left in order.
+    The second process imports nothing until this one dies, and is not reached by signals to this
+    one's process group. If the block is left normally, it ends at once.
     """
     command = [sys.executable, "-c", _WATCHER, str(run_dir.resolve())]
-    # The pipe is not inherited by other children, so that it closes with this process.
+    # No other child process inherits the pipe, so that it closes when this process ends.
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert watcher.stdin is not None
     try:

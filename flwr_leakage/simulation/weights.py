@@ -12,7 +12,7 @@ from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.untrusted import NotTensorsError, inside, open_tensors
 
 FOLDER = "weights"
-"""The folder, in a run folder, that holds the saved weights."""
+"""The name of the folder within a run folder for saved weights."""
 
 
 def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) -> Path:
@@ -53,7 +53,9 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
-    """Return the buffers of a run's latest saved model by name; ``None`` if none was saved."""
+    """Return the buffers of the latest model that a run saved, by name; ``None`` if no model was
+    saved.
+    """
     files = sorted(inside(run_dir, FOLDER).glob("round_*.safetensors"))
     if not files:
         return None

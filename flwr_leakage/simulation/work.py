@@ -1,4 +1,4 @@
-"""Count the work of a run from its config."""
+"""Count the work of a run, such as steps, scores and attacks, from its experiment."""
 
 import math
 from dataclasses import dataclass
@@ -28,18 +28,19 @@ class Work:
         replays: the number of trainings that are repeated to check the update.
         replay_steps: the number of steps of all replays.
         batch_size: the number of samples in a step of the largest client.
-        ranked: the number of samples that are ranked to choose those to score, over all rounds.
+        ranked: the number of samples that are ranked to choose which ones are scored, over all
+            rounds.
         scored: the number of samples that are scored, over all rounds.
         score_share: the cost of the scores as a share of the training's, if the plan limits it by
             measured seconds; ``None`` otherwise.
-        updates: the number of updates that are attacked.
-        targets: the number of updates that are attacked, counting those under each what-if defense.
+        updates: the number of sent updates that are attacked.
+        targets: the number of attacked updates, including those under each defense of ``what_if``.
         self_attacks: the largest number of attacks of clients on their own updates.
         target_seconds: the CPU seconds that an attack on a sent update may take; ``None`` for no
             limit.
-        attack_seconds: the CPU seconds that all attacks may take, those of clients on themselves
-            included; ``None`` for no limit.
-        tested: the number of test samples over all rounds.
+        attack_seconds: the CPU seconds that all attacks together may take, including clients'
+            attacks on their own updates; ``None`` for no limit.
+        tested: the number of test samples on which the global model is evaluated, over all rounds.
         disk: the bytes of the run folder.
     """
 
@@ -65,8 +66,8 @@ class Work:
 def count_work(experiment: Experiment, products: int) -> Work:
     """Return the work of a run, such as its numbers of steps, scored samples and attacks.
 
-    ``products`` is the number of products with the Jacobian that the scores of one sample take. It
-    determines how many samples the plan allows to score.
+    ``products`` is the number of products with the Jacobian that the scores of one sample take. The
+    number of samples that may be scored depends on it.
     """
     settings, sizes = experiment.settings, experiment.sizes
     rounds = settings.num_rounds
@@ -127,8 +128,8 @@ def _replays(experiment: Experiment) -> list[int]:
     """Return, for each client, the number of rounds whose training it replays.
 
     Each client is assumed to train in all rounds. It replays the rounds in which its update may be
-    attacked, and the first round in which it scores or attacks its update, unless it replayed one
-    before. A client whose samples are not all kept replays none.
+    attacked. It also replays the first round in which it scores or attacks its update, unless it
+    replayed an earlier one. A client replays none if it does not store all samples of a round.
     """
     plan, own = experiment.score_plan, experiment.self_attack
     rounds = range(1, experiment.settings.num_rounds + 1)
@@ -143,7 +144,7 @@ def _replays(experiment: Experiment) -> list[int]:
     for client, size in enumerate(experiment.sizes):
         schedule = experiment.schedule.for_client(size)
         mini_batches = math.ceil(experiment.settings.client.max_samples / schedule.batch_size)
-        # a training that was not kept cannot be replayed
+        # a training of which not all samples are stored cannot be replayed
         if schedule.num_samples_used(size) > mini_batches * schedule.batch_size:
             counts.append(0)
             continue
@@ -156,10 +157,10 @@ def _replays(experiment: Experiment) -> list[int]:
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
     """Return the numbers of samples that are ranked and that are scored, and the scores' cost.
 
-    Samples are ranked to choose those to score; both numbers are over all rounds. The cost is a
-    share of the training's, if the plan limits it by measured seconds, otherwise ``None``.
-    ``products`` is the number of products with the Jacobian that the scores of one sample take, and
-    ``share`` the share of clients that train in a round.
+    Samples are ranked to choose which ones are scored. Both numbers are over all rounds. The cost
+    is a share of the training's if the plan limits it by measured seconds; otherwise it is
+    ``None``. ``products`` is the number of products with the Jacobian that the scores of one sample
+    take, and ``share`` the share of clients that train in a round.
     """
     plan, settings = experiment.score_plan, experiment.settings
     if not experiment.scores:
@@ -186,7 +187,7 @@ def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, i
 
 
 def _attacked(experiment: Experiment) -> tuple[int, int]:
-    """Return the number of updates that are attacked over all rounds, and of their samples."""
+    """Return the number of attacked updates over all rounds, and the number of their samples."""
     if experiment.attack is None:
         return 0, 0
     selection, settings = experiment.selection, experiment.settings
@@ -205,9 +206,10 @@ def _attacked(experiment: Experiment) -> tuple[int, int]:
 
 
 def _limit(experiment: Experiment) -> float | None:
-    """Return the CPU seconds that an attack may take for a target; ``None`` for no limit.
+    """Return the CPU seconds that the server's attack on one update may take; ``None`` for no
+    limit.
 
-    It is the smaller one of the server's limit and the attack's own.
+    The result is the smaller one of the server's limit and the attack's own.
     """
     attack = experiment.attack
     inner = attack.attack if isinstance(attack, Parallel) else attack
@@ -216,10 +218,11 @@ def _limit(experiment: Experiment) -> float | None:
 
 
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
-    """Return the largest number of clients' attacks on themselves, and the CPU seconds of each.
+    """Return the largest number of clients' attacks on their own updates, and the CPU seconds of
+    each.
 
-    The number is over all rounds; the seconds are ``None`` for no limit. ``share`` is the share of
-    clients that train in a round.
+    The number is over all rounds and clients. The seconds are ``None`` if an attack has no limit.
+    ``share`` is the share of clients that train in a round.
     """
     own = experiment.self_attack
     if own is None:
