@@ -1,4 +1,6 @@
-"""Find out which packages and files are installed here, and which are missing."""
+"""Find out which packages and files are installed here, and which of those that the package uses
+are missing.
+"""
 
 import importlib
 import importlib.util
@@ -20,7 +22,8 @@ class Finding:
         name: the package, file or program.
         state: ``ok`` if it is installed; ``missing`` if it is not and is optional; ``broken`` if it
             is not and is needed.
-        text: the version or place; if it is missing, the features that are lost, and how to get it.
+        text: the version or place; if it is not installed, the features that are lost, and how to
+            install it.
     """
 
     name: str
@@ -38,11 +41,13 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""For each optional package, in words, the feature that it brings, and how to install it."""
+"""The feature that each optional package brings, and the command that installs it, by package."""
 
 
 def examine() -> list[Finding]:
-    """Return a finding for everything that the commands use; nothing is downloaded."""
+    """Return a finding for each package, file and device that the commands use; nothing is
+    downloaded.
+    """
     return [
         Finding("Python", "ok", platform.python_version()),
         *map(_package, ("flwr", "torch", "torchvision", "hydra-core")),
