@@ -71,8 +71,7 @@ def print_own(folder: Path, console: Console) -> None:
 
 
 def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
-    """Return a client's records of scores and of attacks on its own updates, by (round, quantity).
-    """
+    """Return a client's records of scores and of attacks on its own updates, by (round, name)."""
     before = {"score": "", "metric": "self-attack: ", "attack": "self-attack: "}
     found: dict[tuple[int, str], list[LeakageRecord]] = {}
     for record in records:

@@ -1,5 +1,4 @@
-"""Write one page that compares several runs: a table, a plot of accuracy over leakage, and links.
-"""
+"""Write a page that compares several runs: a table, a plot of accuracy over leakage, and links."""
 
 import os
 import re
@@ -87,8 +86,7 @@ def _short(text: str, runs: str) -> str:
 
 
 def _values(comparison: Comparison) -> Table:
-    """Return a table of settings with a row for each setting and a column for each group of runs.
-    """
+    """Return a table with a row for each setting and a column for each group of runs."""
     groups = comparison.groups
     rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
     return Table(

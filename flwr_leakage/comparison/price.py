@@ -72,8 +72,7 @@ def _members(group: Group, bare: Group) -> str:
 
 
 def _cut_off(group: Group) -> str:
-    """Return a sentence on the share of a group's attacks that the time limit ended; empty if none.
-    """
+    """Return a sentence on the share of attacks that the time limit ended; empty if none did."""
     share = group.mean("cut_off")
     if not share:
         return ""

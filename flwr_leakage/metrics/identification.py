@@ -136,8 +136,7 @@ def text_ranks(
 
     Returns:
         The rank of each original, 1 for the most alike, with ties counted against the attack; and
-            the
-        number of texts it is ranked among, itself included.
+        the number of texts it is ranked among, itself included.
     """
     ranks, counts = [], []
     others = [_tokens(text, padding) for text in reference.pool]

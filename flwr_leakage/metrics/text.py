@@ -105,6 +105,5 @@ def text_grade(accuracy: float, blind: float) -> TextGrade:
 
 
 def _own(ids: Int[Tensor, "*shape"], padding: int | None) -> Bool[Tensor, "*shape"]:
-    """Return booleans, true for tokens that are not padding, or for all if ``padding`` is ``None``.
-    """
+    """Return booleans, true for tokens that are not padding; without a ``padding``, for all."""
     return torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding

@@ -56,8 +56,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600 atomically: readers see either the old content or the new content.
-    """
+    """Write a file of mode 0600 atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(
         missing_ok=True

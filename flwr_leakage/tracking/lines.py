@@ -223,8 +223,7 @@ whether a JSON value fits it. They are made once, as a run has many lines.
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the description of each attribute in a dataclass's docstring, by the attribute's name.
-    """
+    """Return the description of each attribute in a dataclass's docstring, by its name."""
     _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", told, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
