@@ -1,5 +1,4 @@
-"""Attack the updates that a server observes, evaluate the attacks' reconstructions, and record
-them.
+"""Attack the updates that a server observes, evaluate the reconstructions, and record them.
 
 Nothing in this package depends on Flower.
 """

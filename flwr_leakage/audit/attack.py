@@ -1,6 +1,4 @@
-"""Call an attack on a round's observed updates, and measure its cost; a failed attack is recorded,
-too.
-"""
+"""Call an attack on a round's updates, and measure its cost; a failed attack is recorded, too."""
 
 import time
 from collections import Counter
@@ -61,8 +59,7 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
     """Return a line on what each attack of several achieved on a round's targets.
 
-    ``answers`` are the reconstructions of the targets. A portfolio tries several attacks on each
-    target and chooses one's answer. The line is empty if only one attack was tried.
+    The line is empty if only one attack was tried. ``answers`` are the targets' reconstructions.
 
     Example:
         >>> from flwr_leakage.records import Part

@@ -13,8 +13,8 @@ from flwr_leakage.records import Batch, InputSpec, Observation
 from flwr_leakage.values import require
 
 MAX_SAMPLES = 10_000
-"""The largest number of samples behind an update whose members are tested. A client may report any
-number, and the checks of the loss allocate as many rows of logits. The value is a choice.
+"""The largest number of samples behind an update that is tested. A client may report any number,
+and the checks of the loss allocate as many rows of logits. The value is a choice.
 """
 
 
@@ -99,11 +99,10 @@ class Candidates:
         )
 
     def doubts(self, spec: InputSpec) -> str:
-        """Return a sentence if the samples seem to be pixels that were not normalised; else an
-        empty text.
+        """Return a warning if the samples seem to be pixels that were not normalised; else empty.
 
-        They seem so if all inputs lie in [0, 1], although the normalisation of ``spec`` makes
-        negative inputs of dark pixels.
+        They seem so if all lie in [0, 1], although the normalisation of ``spec`` makes dark pixels
+        negative.
         """
         dark = min(-mean / std for mean, std in zip(spec.mean, spec.std, strict=True))
         if spec.is_text or not spec.known or dark >= 0:
@@ -118,7 +117,7 @@ class Candidates:
         )
 
     def are_among(self, private: Batch) -> list[bool]:
-        """Return for each tested sample whether it is among a client's samples, which a simulation
+        """Return for each tested sample whether it is among a client's own, which a simulation
         knows.
 
         Inputs are compared entry by entry, with a tolerance of 10⁻⁶.
@@ -157,8 +156,7 @@ class DrawnCandidates:
             raise ValueError(f"null_size must be at least {MIN_NULL}, got {self.null_size}.")
 
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
-        """Return the samples to test for membership: clients' own, and test images that no client
-        has.
+        """Return the samples to test: clients' own, and test images that no client has.
 
         ``held`` are the tested samples of each client. The first ``strangers`` images of ``tests``
         are tested, too, and its other images are the null samples, which cannot be members.

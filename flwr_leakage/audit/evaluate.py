@@ -1,6 +1,4 @@
-"""Evaluate an attack's reconstruction by comparing it with the true samples, in numbers
-and images.
-"""
+"""Evaluate an attack's reconstruction against the true samples, in numbers and images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,8 +73,8 @@ def evaluate(
     """Return the metrics of an attack's answer compared with the private samples, and its images.
 
     Without private samples or an evaluator, the result holds the reconstructed images or texts
-    only. If the attack inferred the normalisation of the inputs, this normalisation is used for the
-    answer and the private samples alike.
+    only. A normalisation that the attack inferred is used for the answer and the private samples
+    alike.
 
     Args:
         answer: the reconstruction by an attack.

@@ -1,4 +1,4 @@
-"""Judge a client's updates by its own limits, and withhold or defend those beyond them."""
+"""Judge a client's updates by its owner's limits, and withhold or defend those that exceed one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ else:  # a gate of scores works without the packages that attacks need
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]
-"""The grades of a reconstruction that a gate can set as the worst allowed one, from the least
-leaking on; see ``flwr_leakage.report.grades``.
+"""The worst grades of a reconstruction that a gate may allow; see
+``flwr_leakage.report.grades``.
 """
 
 _WORSE = {
@@ -147,8 +147,7 @@ class Gate:
 
 
 def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[str]) -> None:
-    """Compare the riskiest sample of a score with the score's limit, and add sentences to two
-    lists.
+    """Compare the riskiest sample of a score with the score's limit.
 
     A sentence is added to ``exceeded`` if the limit is exceeded, and to ``unknown`` if samples have
     no value or the score does not say whether larger values are safer.

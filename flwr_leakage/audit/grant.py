@@ -45,8 +45,7 @@ def grant(
     ``source`` is the source of the true samples, ``None`` outside of simulations.
 
     Raises:
-        ValueError: the source has no samples of such a client and number, as where a client lies
-            about the number.
+        ValueError: the source has no such samples, as where a client lies about their number.
     """
     seen, truth = target.observation, _truth(target, source)
     earlier = tuple(

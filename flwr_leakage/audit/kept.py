@@ -1,8 +1,8 @@
 """Keep observed updates on disk, to be attacked later or elsewhere.
 
 Each round has a folder, in which each client has a file. The folder gets its name only when it is
-complete. Files are safetensors, which hold numbers and text and run no code. The owner of the files
-alone can read them.
+complete. Files are safetensors, which hold numbers and text and run no code. Only the files' owner
+can read them.
 """
 
 import json
@@ -38,9 +38,7 @@ from flwr_leakage.untrusted import (
 from flwr_leakage.values import require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
-"""The value of ``format`` in the metadata of each file of a kept update. A file with another value
-is refused.
-"""
+"""The value of ``format`` in each file's metadata. A file with another value is refused."""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
 """The names of the rules by which rounds of kept updates are dropped; see ``KeptObservations``."""
@@ -76,9 +74,8 @@ class KeptObservations:
         folder: the folder, which gets mode 0700 if it is made here.
         max_bytes: the limit of the bytes of all observations together, > 0.
         policy: the rule by which rounds are dropped beyond ``max_bytes``. ``oldest`` drops the
-            oldest rounds, and ``attacked`` first the oldest that were attacked and recorded, then
-            the oldest of all. ``newest`` drops none, but does not keep a new round that exceeds the
-            limit.
+            oldest, and ``attacked`` first the oldest that were attacked and recorded. ``newest``
+            drops none, but does not keep a new round that exceeds the limit.
     """
 
     folder: Path

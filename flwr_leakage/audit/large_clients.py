@@ -1,4 +1,4 @@
-"""Infer how many samples of each class clients have whose images are too many to be reconstructed.
+"""Infer how many samples of each class a client has whose images are too many to reconstruct.
 
 A simulation also attacks the update of one step on a few of such a client's images.
 """
@@ -115,9 +115,8 @@ class LabelRound:
         """Return an estimate, by rehearsals, of the number of samples of each class behind an
         update.
 
-        A rehearsal repeats the client's training on dummy samples with known labels. ``optimizer``
-        is the class name of the client's optimizer, and ``trials`` measures how long a forward pass
-        takes.
+        A rehearsal repeats the training on dummy samples with known labels. ``optimizer`` is the
+        class name of the client's optimizer, and ``trials`` measures how long a forward pass takes.
 
         Raises:
             ValueError: the update cannot be attacked, its training cannot be repeated, or repeating
@@ -157,7 +156,8 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of attacking the update of one step on a few images, a probe that was never sent.
+    """The result of attacking a probe: the update of one step on a few images, which was never
+    sent.
 
     Attributes:
         size: the number of images.

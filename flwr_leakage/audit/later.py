@@ -34,7 +34,7 @@ rounds. The file stays when a round is dropped.
 """
 
 CLOSED = "closed"
-"""The name of the empty file that marks a run while it is attacked, if its records were closed
+"""The name of the empty file that marks, while a run is attacked, that its records were closed
 before.
 """
 
@@ -85,8 +85,8 @@ class KeptRun:
         them.
 
         Raises:
-            ValueError: there is no attack, or the threat model grants the final statistics and
-                there are no buffers of the finished model.
+            ValueError: there is no attack, or no buffers of the finished model, although the threat
+                model grants them.
         """
         later = self.audit_of(tracker)
         if later.attack is None:
@@ -109,7 +109,7 @@ def walk(
     Args:
         run: the run with the kept rounds.
         audit: the audit that ``KeptRun.audit`` returns, made with a tracker that stores nothing.
-        disclosed: the BatchNorm statistics that are disclosed to the attack in all rounds, if any.
+        disclosed: the BatchNorm statistics that the attack is given in all rounds, if any.
         stand_in: the attack that is called instead of the run's own.
 
     Yields:
@@ -143,10 +143,9 @@ def walk(
 def attack_kept(run: KeptRun, workers: int | RayTasks = 1) -> int:
     """Attack the kept observations of a run folder, and return how many rounds were finished.
 
-    The process may be killed at any moment and the function and called again: results of finished
-    targets are read from disk, and the records of an unfinished round are completed. Rounds that
-    were attacked before are not attacked again; their results are read from disk where a later
-    round is attacked or decoded together with them. A round with an unreadable file remains to be
+    The process may be killed at any moment and the function called again. Results of finished
+    targets are then read from disk, and the records of an unfinished round are completed. Rounds
+    that were attacked before are not attacked again. A round with an unreadable file remains to be
     attacked. The training may go on meanwhile; call this function again for the rounds that are
     kept later.
 
@@ -156,7 +155,7 @@ def attack_kept(run: KeptRun, workers: int | RayTasks = 1) -> int:
 
     Raises:
         ValueError: there is no attack, nothing was kept, the file of the images' numbers cannot be
-            read, or the threat model grants the statistics of the finished model and these are not
+            read, or the threat model grants the finished model's statistics and these are not
             known.
     """
     kept = run.kept
@@ -193,15 +192,9 @@ def _go_on(
 ) -> bool:
     """Attack a kept round, or read its results again where later rounds need them.
 
-    Args:
-        audit: the audit that attacks and records.
-        kept: the observations of all rounds.
-        number: the number of the round.
-        file: the tracker's file, which is written to disk after the round.
-        disclosed: the facts that the threat model grants the attack.
-
-    Returns:
-        Whether all kept observations of the round were attacked now, for the first time.
+    The round is ``number`` of those in ``kept``. Its records are written to ``file``, and the
+    attack is given the facts ``disclosed``. Return whether all its observations were attacked now,
+    for the first time.
     """
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:

@@ -30,19 +30,18 @@ where ``strongest`` searches half a million pixels. A larger value refuses more 
 """
 
 STEPS = 4
-"""The number of copies of the parameters that an attack holds for each local step from the third
-on. The first step needs none, and a server that trains the model has memory for those of the
-second.
+"""The number of copies of the parameters that an attack holds for each local step but the first. A
+server that trains the model has memory for the copies of one step, which are subtracted.
 """
 
 OPERATIONS_PER_SECOND = 5e9
-"""The number of floating-point operations that a slow CPU core is assumed to do in a second. It is
-a rule of thumb. A larger value lets attacks on larger updates begin.
+"""The number of floating-point operations that a slow CPU core is assumed to do in a second. With a
+larger value, attacks on larger updates begin.
 """
 
 LEAST_GRADIENTS = 10
 """The least number of gradients for which an attack must have time, else it is refused. It is a
-choice, far below the hundreds that attacks by optimisation take.
+choice: attacks by optimisation take tens to hundreds.
 """
 
 _MAX_CALLS = 50_000
@@ -119,9 +118,9 @@ class Trials:
     def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
         """Return in words why an attack on an observation is refused; empty if the attack may run.
 
-        An attack is refused if its memory would exceed ``max_bytes``, if ten gradients
-        (``LEAST_GRADIENTS``) would take longer than ``max_seconds``, or if the model does not
-        accept inputs of the spec's shape. Without limits nothing is tried, and the result is empty.
+        An attack is refused if its memory would exceed ``max_bytes``, if ten gradients would take
+        longer than ``max_seconds``, or if the model does not accept inputs of the spec's shape.
+        Without limits nothing is tried.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
@@ -150,9 +149,7 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield the targets ``several`` in groups, each small enough to be attacked within
-        ``max_bytes``.
-        """
+        """Yield targets in groups, each small enough to be attacked within ``max_bytes``."""
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:
@@ -171,8 +168,7 @@ class Trials:
 def _samples(seen: Observation) -> int:
     """Return the number of samples of all steps of an update together.
 
-    For the mean of several updates it is at most the number for all its clients, each counted as
-    large as the largest.
+    For the mean of updates, each client counts as many as the steps may use at most.
     """
     schedule = seen.update.schedule
     used = min(schedule.batch_size, seen.update.num_examples)
@@ -266,8 +262,7 @@ class _TooMuchError(Exception):
 
 
 class _Counted(TorchDispatchMode):
-    """A PyTorch mode that counts the bytes of operations' results, and raises an error beyond a
-    limit.
+    """A PyTorch mode that counts the bytes of results, and raises an error beyond a limit.
 
     Results that share memory with the arguments of their operation do not count.
     """

@@ -62,14 +62,13 @@ REPLAY_WORDS: dict[ReplayKind, str] = {
     "undone": "the training was not replayed",
 }
 """The sentence that a server reads on the replay of a client's training, by the category of the
-replay's result. If the client's owner shares more, the server reads a sentence with details
-instead.
+replay's result. If the client's owner shares more, the server reads details instead.
 """
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of replaying a client's captured training and comparing the end with the sent
+    """The result of replaying a client's captured training, to compare its end with the sent
     update.
 
     Attributes:
@@ -162,8 +161,8 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the client's remark, and its check of the scored model, as sentences; a list of at
-        most two.
+        """Return the client's remark, and its check of the scored model, as sentences,
+        where sent.
         """
         who, said = f"client {self.client_id} says", []
         if self.remark:
@@ -192,9 +191,8 @@ class ClientNote:
     def speaks_against(self, other: Sequence[str]) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        One tells how the client's training differs from the one that the attack assumes; ``other``
-        holds the differences by ``differs_from``. Another one tells if the captured training does
-        not explain the update.
+        They tell ``other``, the differences from the assumed training by ``differs_from``, and
+        whether the captured training does not explain the update.
         """
         said = []
         if other:

@@ -35,8 +35,7 @@ def write_own_record(
         update: the update that was sent, or the one that was withheld.
         attacked: the result of the client's attack on its own update; ``None`` if the round was not
             attacked.
-        said: sentences on whether the update passed the limits that the client's owner set; the
-            last is the decision.
+        said: sentences on whether the update passed its owner's limits; the last is the decision.
         refused: whether the update was withheld.
         attack: the settings of the client's attack; ``None`` for no attack.
     """

@@ -41,8 +41,8 @@ Where = tuple[int, int]
 """The number of the round and the client id that a record is about; the id is −1 for the server."""
 
 SPARED = "not scored:"
-"""The beginning of the note of a sample that was not scored, as the plan of the scores left it out:
-it was not chosen, or the time for scores was spent.
+"""The beginning of the note of a sample that was not scored, as it was not chosen or the time for
+scores was spent.
 """
 
 
@@ -66,7 +66,7 @@ class Recorder:
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
     def error(self, server_round: int, message: str) -> None:
-        """Record an error that ended the run, or makes its record worthless."""
+        """Record an error that ended the run, or makes the run's records worthless."""
         self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
 
     def information(self, server_round: int, client_id: int, message: str) -> None:
@@ -198,11 +198,8 @@ class Recorder:
         a candidate's statistic is below those of all null samples, its p-value is marked: as
         ``tail`` if a fitted tail gives it, else as an upper bound.
 
-        Args:
-            where: (round, client id).
-            made: the result of the test.
-            is_member: for each candidate, whether the client trained on it; ``None`` outside of
-                simulations.
+        ``where`` is (round, client id), ``made`` the result of the test, and ``is_member`` tells
+        for each candidate whether the client trained on it; ``None`` outside of simulations.
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records (described as “{made.null_origin}”)"
@@ -259,9 +256,9 @@ class Recorder:
         """Record the number of samples of each class that was inferred from an update, or why none
         was.
 
-        ``where`` is (round, client id), and ``found`` is the estimate, with the share of labels
-        that is expected to be right, or the reason in words why there is none. ``truth`` is the
-        true number of samples of each class; ``None`` where it is not known.
+        ``where`` is (round, client id), and ``found`` the estimate, or the reason in words why
+        there is none. ``truth`` is the true number of samples of each class; ``None`` where it is
+        not known.
         """
         if isinstance(found, str):
             self._number(where, -1, "labels", "expected_right", None, note=found)
@@ -376,7 +373,5 @@ class Recorder:
 
 
 def _ended_by_time(answer: Reconstruction) -> bool:
-    """Return whether the time limit ended the attack that gave this answer, not the
-    attack itself.
-    """
+    """Return whether the time limit ended the search for an answer."""
     return answer.stats.get("stopped") == "budget"

@@ -45,7 +45,8 @@ class SelfAttacked:
     Attributes:
         attempt: the attack's answer, with its cost.
         outcome: the metrics and images; ``None`` where nothing was attacked.
-        problem: why the answer says nothing about the update's safety; empty if it does.
+        problem: why the answer says nothing about the update's safety; empty if there is no such
+            reason.
         probes: the results of attacks on one step over a few of the samples, where the update
             itself is not attacked. These results are for the client's owner, and never shared.
     """
@@ -80,9 +81,7 @@ class SelfAttacked:
         return [each for each in found if each is not None]
 
     def shared(self, sharing: Sharing) -> tuple[Measurement, ...]:
-        """Return the metrics that the owner shares with the server, named
-        ``self_attack_METRIC``.
-        """
+        """Return the metrics that the owner shares with the server, as ``self_attack_METRIC``."""
         return tuple(
             replace(found, name=PREFIX + found.name)
             for found in self.measurements
@@ -115,7 +114,7 @@ class SelfAttack:
         max_seconds: the CPU seconds that an attack may take; ``None`` for no limit.
         seed: the seed of the attack's draws, ≥ 0.
         probe_sizes: numbers of samples; empty for none. If an update is too large to be attacked,
-            the update of one step on so many of the samples is attacked instead, for each number.
+            updates of one step on so many samples are attacked instead.
         probe_seconds: the CPU seconds that the attack on one such step may take.
     """
 
@@ -186,12 +185,12 @@ class SelfAttack:
     def probe(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
     ) -> tuple[Probed, ...]:
-        """Attack the updates of one step on a few of a client's samples, and compare the answers
-        with these.
+        """Attack updates of one step on a few of a client's samples, and compare the answers with
+        these.
 
-        The list has a result for each of ``probe_sizes`` that is at most the number of the client's
-        samples, ``private``. The parameters and the learning rate are those of the update ``seen``.
-        The attack is given the labels if the threat model grants them, and no batch statistics.
+        There is a result for each of ``probe_sizes`` up to the number of the client's samples,
+        ``private``. The parameters and the learning rate are those of the update ``seen``. The
+        attack is given the labels if the threat model grants them, and no batch statistics.
         """
         found = []
         threat, seconds = replace(self.threat, batch_norm="none"), self.probe_seconds
@@ -202,8 +201,8 @@ class SelfAttack:
         return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
-        """Return in words why an attack's answer says nothing about the update's safety; empty if
-        it does.
+        """Return why an answer says nothing about the update's safety; empty if nothing speaks
+        against it.
 
         ``count`` is the number of private samples.
         """
@@ -219,9 +218,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return in words why a client's update of a round is not attacked; empty if the update is
-        attacked.
-        """
+        """Return in words why a client's update is not attacked; empty if it is."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

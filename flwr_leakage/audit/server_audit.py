@@ -87,8 +87,7 @@ class ServerAudit:
         max_seconds: the CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
         what_if_max_seconds: the CPU seconds that the attack on an update under one of ``what_ifs``
-            may take, if that is less than ``max_seconds``; ``None`` for the same seconds as on the
-            sent update.
+            may take, if that is less than ``max_seconds``; ``None`` for ``max_seconds``.
         max_round_seconds: the CPU seconds that attacks may take in a round, for all targets
             together; ``None`` for no limit. Once they are spent, the other targets are recorded as
             not attacked; the order of targets is drawn anew in each round.
@@ -171,9 +170,7 @@ class ServerAudit:
         return works or not own
 
     def begin_round(self, server_round: int) -> None:
-        """Note that a round begins now, and reset the CPU seconds that its membership tests may
-        take.
-        """
+        """Note that a round begins now, and reset the CPU seconds of its membership tests."""
         self._round_start = time.monotonic()
         self._tests = Budget.of(self.max_round_seconds)
         self._labels = None
@@ -193,9 +190,7 @@ class ServerAudit:
         self._tell(server_round, message)
 
     def inform(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message that reports no failure; ``client_id`` is −1 if it is about
-        no client.
-        """
+        """Record a message that reports no failure; ``client_id`` is −1 for no client."""
         self._recorder.information(server_round, client_id, plain_text(message))
 
     def wants(self, server_round: int, client_id: int) -> bool:
@@ -220,8 +215,7 @@ class ServerAudit:
             self.inform(server_round, client_id, said)
 
     def learn_from(self, names: Collection[str]) -> None:
-        """Restrict later attacks to the updates of the named parameters, the only ones that clients
-        send.
+        """Restrict later attacks to the named parameters, the only ones that clients send.
 
         Attacks assume that the other parameters have the values of the given model.
         """
@@ -230,9 +224,7 @@ class ServerAudit:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record a client whose update was not observed, as it is not to be attacked, and the
-        reason.
-        """
+        """Record that a client's update was not observed, as it is not attacked, and the reason."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
@@ -286,7 +278,7 @@ class ServerAudit:
         for seen in observations:
             where, reason = (server_round, seen.client_id), left_out.get(seen.client_id, "")
             self._recorder.client(where, seen.update.schedule, seen.update.num_examples, reason)
-        # clients whose note is missing in this round are included
+        # Clients are included that said so in an earlier round and sent no note in this one.
         unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
         for seen in observations:
@@ -360,8 +352,8 @@ class ServerAudit:
         Args:
             server_round: the number of the round, from 1.
             observations: the updates that are tested, attacked or not.
-            unknown: the ids of clients whose true samples nobody can know. The results for other
-                clients are compared with the true samples in a simulation.
+            unknown: the ids of clients whose true samples nobody can know, to compare the results
+                with.
             inputs: by client id, a client's input spec and BatchNorm mode. Other clients have the
                 audit's own ``spec`` and mode.
             optimizer: the class name of the optimizer with which these clients trained.
@@ -394,8 +386,8 @@ class ServerAudit:
 
         The update is ``seen``. In a simulation, the update of one step on a few of the images is
         attacked, too, unless ``is_attacked`` says that ``seen`` itself is. ``assumed`` are the
-        input spec and the BatchNorm mode that are assumed, ``unknown`` the clients whose true
-        samples nobody can know, and ``optimizer`` is the class name of the client's optimizer.
+        input spec and the BatchNorm mode, ``unknown`` the clients whose true samples nobody can
+        know, and ``optimizer`` is the class name of the client's optimizer.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
@@ -457,7 +449,7 @@ class ServerAudit:
         """Attack updates of one step on a few of a client's images, and record the results.
 
         ``seen`` is the client's update, and ``truth`` holds its images. There is a step for each
-        number of images in ``large.probe_sizes``, as far as memory and time suffice.
+        number of images in ``large.probe_sizes``.
         """
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
@@ -806,11 +798,9 @@ class ServerAudit:
 
 
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
-    """Return the names of trained weights that a client sent back unchanged, although others
-    changed.
+    """Return the names of trained weights that a client sent back unchanged, if others changed.
 
-    The list is empty if all are unchanged. Biases are left out, as a defense that keeps only the
-    largest entries of an update sets the changes of biases to zero.
+    Biases are left out, as a defense that keeps an update's largest entries sets theirs to zero.
     """
     delta = seen.update.delta
     names = [name for name in delta if name in gradient_map.trained and delta[name].ndim > 1]

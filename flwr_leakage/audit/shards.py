@@ -97,8 +97,8 @@ def attack_shard(
 
     Raises:
         ValueError: there is no attack, nothing was kept, a file cannot be read, a client's
-            normalisation is not known, or the attack's code cannot be identified, so that results
-            of other code could not be told apart.
+            normalisation is not known, or the attack's code cannot be identified, by which results
+            are told apart.
     """
     name = f"{shard.index}-of-{shard.of}"
     place = folder or inside(run.folder, f"{KEPT}/{SHARDS}/{name}")
@@ -154,14 +154,9 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
 
 
 def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:
-    """Return the folder of each share, after checking that all n shares of one division i/n are
-    there.
+    """Return the folder of each share, after checking that all shares of one division are there.
 
-    ``shards`` are the given folders; without any, those in ``kept/shards`` of the run's folder are
-    used.
-
-    Raises:
-        ValueError: a share is missing, given twice, unfinished or of another division.
+    ``shards`` are the given folders; without any, those in the run's ``kept/shards`` are used.
     """
     usual = inside(run.folder, f"{KEPT}/{SHARDS}")
     given = list(shards) or [path for path in sorted(usual.glob("*-of-*")) if not path.is_symlink()]

@@ -12,8 +12,8 @@ metrics. ``everything`` stands for all five.
 """
 
 UNREAD = "Neither scores nor samples were read off the training."
-"""The text that a server reads if neither scores nor samples could be read off a client's training.
-If the owner shares reasons, the server reads the reason instead.
+"""The text that a server reads if nothing could be read off a client's training, unless the
+client's owner shares reasons.
 """
 
 
@@ -100,8 +100,8 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    In these notes, the sentence on the replay in ``note`` is replaced by one that is the same for
-    every replay that failed.
+    The sentence on the replay, which ``note`` has, is replaced by the general one on a failed
+    replay.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

@@ -36,8 +36,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
 """The number of random combinations of a Jacobian's rows that are taken if its rank would need more
-than ``max_products``. A rank below this number is then found, and of a larger rank this number is a
-lower bound. A larger number costs as many products more.
+than ``max_products``. Then a rank below this number is found, and of a larger rank a lower bound.
 """
 
 

@@ -1,4 +1,4 @@
-"""Define the results of ``structure`` (which exact attacks apply to an update), and print them."""
+"""Define the results of ``structure``, which says which exact attacks apply to an update."""
 
 import textwrap
 from dataclasses import dataclass

@@ -101,8 +101,8 @@ class History:
 
     Attributes:
         rounds: the number of rounds that are attacked together, the present one included.
-        seen: by a target's client ids, the clients' numbers of samples, and the observations of the
-            earlier rounds in which these numbers were the same.
+        seen: by a target's client ids, the clients' numbers of samples, and the observations of
+            earlier rounds with these numbers.
     """
 
     rounds: int = 1
@@ -144,8 +144,7 @@ class History:
 def find_targets(
     chosen: Sequence[Observation], threat: ThreatModel, gradient_map: GradientMap, history: History
 ) -> list[Target]:
-    """Return a round's targets of attacks: each chosen update, or their mean, joined with earlier
-    rounds.
+    """Return a round's targets: each chosen update, or their mean, joined with earlier rounds.
 
     Args:
         chosen: the updates to attack, of one round.

@@ -67,7 +67,7 @@ class ImageNumbers:
     def from_json(text: str) -> "ImageNumbers":
         """Return the images' numbers from the text that ``to_json`` wrote.
 
-        Raises one of ``UNREADABLE`` if it is another text.
+        Another text raises one of the errors ``UNREADABLE``.
         """
         return ImageNumbers(
             {
@@ -93,6 +93,6 @@ class ImageNumbers:
 
 
 TruthSource = Callable[[int, int, int], Truth]
-"""A function of (server_round, client_id, num_examples) that returns the true samples on which the
-client trained in that round, and raises ``ValueError`` if they are not known.
+"""A function of (server_round, client_id, num_examples) that returns the client's true samples of
+the round, and raises ``ValueError`` if they are not known.
 """

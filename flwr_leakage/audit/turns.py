@@ -17,10 +17,10 @@ def in_turns(
     """Yield groups of targets to attack as long as a budget of CPU seconds is not spent.
 
     Each group holds as many targets as the rest of the budget pays for at ``seconds`` each, and at
-    least one; with ``seconds`` ``None``, it holds all targets. As most attacks end before their
-    limit, a group is formed only when the work on the group before it is done. Where the budget may
-    not be enough for all, the targets come in an order drawn by ``seed``, so that each has the same
-    chance, whatever names clients give themselves.
+    least one; it holds all if ``seconds`` is ``None``. As most attacks end before their limit, a
+    group is formed when the one before it is done. Where the budget may not be enough for all, the
+    targets come in an order drawn by ``seed``, so that each has the same chance, whatever names
+    clients give themselves.
 
     Example:
         >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]

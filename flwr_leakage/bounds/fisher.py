@@ -15,9 +15,8 @@ def cramer_rao_mse(
 ) -> Float[Tensor, "..."]:
     """Return σ² Σ(1/λ)/N, a lower bound of an unbiased attacker's mean squared error.
 
-    It is the Cramér–Rao bound (Cramér 1946, Rao 1945) for an input x with N entries. J is the
-    Jacobian of a gradient by x, and λ are the N eigenvalues of JJᵀ. The error is the mean over the
-    N entries.
+    It is the Cramér–Rao bound (Cramér 1946, Rao 1945) for an input x with N entries, over which the
+    error is a mean. J is the Jacobian of a gradient by x, and λ are the N eigenvalues of JJᵀ.
 
     The bound equals the expected squared inversion influence for Gaussian noise without damping
     (Zhang et al. 2023, equation 6). Conditions: the attacker is unbiased (E x̂ = x for all images

@@ -63,7 +63,7 @@ ONE_ROUND = (
     "scoring.relative_cost=null",
 )
 """The Hydra overrides of the commands ``attack`` and ``score``: one client trains on one sample in
-one round, without limits of time and cost. A user's own override of a key replaces the one here.
+one round, without limits of time and cost. A user's own overrides replace these.
 """
 Overrides = Annotated[
     list[str] | None,
@@ -508,11 +508,9 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
-    """Write the report of a run, and print the number of completed rounds and the verdict on the
-    run.
+    """Write the report of a run, and print the number of completed rounds and the verdict.
 
-    ``done`` is the number of rounds that the command completed. ``what`` is a participle that says
-    how, such as ``attacked``.
+    ``done`` is that number, and ``what`` the participle for them, such as ``attacked``.
     """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
@@ -689,9 +687,9 @@ def _check(
 ) -> None:
     """Check a run for leaks, print the result, and end the process with its exit status.
 
-    The status is 0 if the run passed, 3 if it leaks and 4 if the run cannot say. ``fail_above`` is
-    the worst grade of a reconstruction that is allowed. The result is also written as JUnit and
-    SARIF, and appended to the Markdown file ``summary``, where these paths are given.
+    The status is 0 if the run passed, 3 if it leaks and 4 if it cannot say. ``fail_above`` is the
+    worst grade of a reconstruction that is allowed. The result is also written as JUnit and SARIF,
+    and appended to the Markdown file ``summary``, where these paths are given.
     """
     from flwr_leakage import testing
 

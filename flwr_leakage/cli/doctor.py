@@ -1,6 +1,4 @@
-"""Find out which packages and files are installed here, and which of those that the package uses
-are missing.
-"""
+"""Find out which packages and files are installed here, and which are missing."""
 
 import importlib
 import importlib.util
@@ -45,9 +43,7 @@ OPTIONAL = {
 
 
 def examine() -> list[Finding]:
-    """Return a finding for each package, file and device that the commands use; nothing is
-    downloaded.
-    """
+    """Return, for each package, file and device that the commands use, whether it is there."""
     return [
         Finding("Python", "ok", platform.python_version()),
         *map(_package, ("flwr", "torch", "torchvision", "hydra-core")),

@@ -24,7 +24,7 @@ def own_folders(folder: Path) -> list[Path]:
     ``folder`` is one such folder, which is then the only one returned, or holds several.
 
     Raises:
-        FileNotFoundError: neither is the case.
+        FileNotFoundError: the folder is none of these.
         ValueError: the folder holds the record of a server.
     """
     if (folder / RECORDS_FILE).exists():

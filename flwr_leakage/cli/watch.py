@@ -31,11 +31,8 @@ second late.
 def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
     """Serve the page of a run and show the run in the terminal, until the user presses Ctrl-C.
 
-    Args:
-        folder: the run folder.
-        port: the port of the page on 127.0.0.1; 0 for any free one.
-        browser: whether the page is opened in a browser, except in an SSH session.
-        console: the terminal to print to.
+    With ``port`` 0 any free port is taken. ``browser`` tells whether the page is opened in a
+    browser, except in an SSH session.
 
     Raises:
         FileNotFoundError: the folder is no run folder.
@@ -63,8 +60,8 @@ def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
 
 
 def _each(page: LivePage, run: RunData) -> Iterator[RunData]:
-    """Yield the data ``run`` of a run, and then its new data whenever a round has ended, without
-    end.
+    """Yield ``run``, the data of a run, and then its new data whenever a round has
+    ended, for ever.
     """
     yield run
     while True:

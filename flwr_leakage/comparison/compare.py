@@ -37,8 +37,8 @@ runs, and to 6.3 times for three (from the χ² law of the variance).
 
 MANY = 6
 """The largest number of differing settings that have a column each in the table of compared runs.
-With more, the table would be wider than a page: groups are then named by their runs' folders, and
-the settings stand in a table of their own.
+More would be wider than a page: groups are then named by their runs' folders, and the settings
+stand in a second table.
 """
 
 
@@ -99,8 +99,8 @@ class Group:
     def told(self, measure: Measure) -> str:
         """Return a measure's mean and spread over the runs, as text; see ``format_spread``.
 
-        For a share of members that a membership test found, the counts of found and tested members
-        are summed over the runs, and the spread is the confidence interval of the share.
+        For a share of members that a membership test found, counts are summed over the runs, and
+        the spread is the confidence interval of the share.
         """
         shares = [run.shares[measure.name] for run in self.runs if measure.name in run.shares]
         if shares:

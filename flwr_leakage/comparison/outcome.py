@@ -37,9 +37,7 @@ class Measure:
 
 
 SAID = "defense (as clients say)"
-"""The name of the setting whose value is the names of the defenses that a run's clients say they
-use.
-"""
+"""The name of the setting that holds the defenses that a run's clients say they use."""
 
 FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
 """The rates of false alarms at which the membership test's share of found members is measured, by
@@ -151,8 +149,7 @@ def outcome(run: RunData) -> Outcome:
 
 
 def _said(run: RunData) -> dict[str, str]:
-    """Return the setting ``SAID`` of a run, the defenses that its clients say they use, by its
-    name.
+    """Return the setting ``SAID`` of a run: the defenses that its clients say they use.
 
     The result is empty if no client names a defense.
     """

@@ -59,8 +59,8 @@ def _price(group: Group, bare: Group) -> list[str]:
 def _members(group: Group, bare: Group) -> str:
     """Return a sentence on the members that a membership test found with a defense and without.
 
-    It tells the share of the records used in training that were found in ``group``, the runs with a
-    defense, and in ``bare``, those without. It is empty if one of the shares is unknown.
+    The runs with a defense are ``group``, those without ``bare``. The text is empty if the share
+    found is unknown for one.
     """
     measure = next(each for each in MEASURES if each.name in FOUND)
     if None in (group.mean(measure.name), bare.mean(measure.name)):

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 SECONDS = 10.0
-"""The longest time in seconds that a run waits for a checkpoint. The size of the files is the
-reason: SqueezeNet's has 5 MB and VGG-16's 530 MB. A longer time lets slower connections fetch the
-larger files.
+"""The longest time in seconds that a run waits for a checkpoint. SqueezeNet's has 5 MB and VGG-16's
+530 MB, which slow connections do not fetch in this time.
 """
 
 OFFLINE = "FLWR_LEAKAGE_OFFLINE"

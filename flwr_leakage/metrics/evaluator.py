@@ -40,8 +40,8 @@ class Evaluation:
         assignment: (B,) int64, for each private sample the index of its reconstruction, −1 if none
             was left for it.
         matched: reconstructed pixels (B, C, H, W) in the order of the private samples, in [0, 1],
-            or NaN where ``assignment`` is −1; for texts token ids (B, T), or −1 where
-            ``assignment`` is −1.
+            or NaN where ``assignment`` is −1; for texts token ids (B, T), or −1 in the place of
+            NaN.
     """
 
     measurements: list[Measurement]
@@ -151,10 +151,9 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A function that makes a measurement of ``count`` samples from values for the samples
-    ``rows``.
+    """A function that makes a measurement of all samples from the values of some.
 
-    ``rows`` holds the indices of the samples that have a value. All other samples have no number,
+    Of ``count`` samples, those with the indices ``rows`` have a value. The others have no number,
     and ``problem`` as their note.
     """
 
@@ -187,8 +186,8 @@ class _Rows:
         """Return the measurement of a metric that may not apply to these images.
 
         ``measure`` computes one value for each matched sample, and each of them gets ``note``. If
-        ``measure`` raises a ``ValueError`` or lacks a backbone, no sample has a value, and the note
-        of each matched sample is the error.
+        ``measure`` raises an error, no sample has a value, and the error is the note of each
+        matched one.
         """
         try:
             values = measure().tolist() if self.rows else []
@@ -289,14 +288,10 @@ def _against(
 ) -> list[Measurement]:
     """Return measurements of the blind guess, and the rank of each original among other images.
 
-    The blind guess is made without the update. The rank is by likeness to the reconstruction.
-
-    Args:
-        reference: the blind guess, and the pool of other images; without a pool there is no rank.
-        measure: makes a measurement of all samples from the values of the matched ones.
-        ours: the matched reconstructions as pixels.
-        theirs: their originals as pixels.
-        truth: all originals as pixels.
+    ``reference`` holds the blind guess, made without the update, and the pool of other images,
+    which are ranked by likeness to the reconstruction. ``ours`` and ``theirs`` are the matched
+    reconstructions and their originals as pixels, and ``truth`` all originals. ``measure`` makes a
+    measurement of all samples from the values of matched ones.
     """
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")

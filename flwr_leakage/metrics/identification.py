@@ -20,7 +20,7 @@ class Reference:
     Attributes:
         guess: the blind guess, (C, H, W) pixels in [0, 1] or (T,) token ids.
         pool: the other samples among which the original is looked for, N samples in the form of
-            ``guess``; with N = 0 no rank is measured.
+            ``guess``; without any, no rank is measured.
         class_names: the name of each class, by index; empty if unknown.
         meaning: a description of the blind guess, such as ``the mean of …``; empty if there is
             none.
@@ -109,8 +109,8 @@ def identification_ranks(
     others, ours, originals = map(deviation, (reference.pool, reconstructed, truth))
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
-    # The pool may hold the original itself, which is left out. If it does not hold it, the last
-    # image is left out, so that each original is ranked among equally many.
+    # The pool's copy of the original is left out, or the last image if there is none, so that each
+    # original is ranked among equally many.
     same[~same.any(1), -1:] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)

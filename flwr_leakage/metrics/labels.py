@@ -7,10 +7,7 @@ from torch import Tensor
 
 
 def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
-    """Return class indices (B,) of labels.
-
-    Class indices (B,) are returned as int64, and soft labels (B, K) as the indices of their largest
-    entries.
+    """Return labels as class indices (B,); soft labels (B, K) count by their largest entry.
 
     Raises:
         ValueError: the labels have another number of axes.

@@ -34,8 +34,8 @@ def match_samples(
         reconstructed: M images, in pixels. One that is not finite is left out.
 
     Returns:
-        For each original the index of its reconstruction; −1 if there are too few finite
-        reconstructions and this original is left without one.
+        For each original the index of its reconstruction; −1 if there are too few reconstructions
+        and none is left for this original.
 
     Example:
         >>> images = torch.arange(3.0).reshape(3, 1, 1, 1)

@@ -31,9 +31,8 @@ def utility_of(
 ) -> Utility:
     """Return the accuracy and loss on held-out data of a function from inputs to logits.
 
-    The logits are (B, K) of K classes, or (B, T, V) of the next of V tokens.
-
-    Each predicted token of a text counts as a sample.
+    The logits are (B, K) of K classes, or (B, T, V) of the next of V tokens. Each predicted token
+    of a text counts as a sample.
 
     Args:
         logits_of: the function: a model, or a model with given parameters such as

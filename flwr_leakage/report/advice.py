@@ -77,9 +77,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Return the texts and commands that advise a further run; an empty tuple if none is
-        advised.
-        """
+        """Return the texts and commands that advise a further run; empty if none is advised."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 
@@ -90,11 +88,10 @@ def advise(
     asked: Sequence[Remedy],
     events: Sequence[RunEvent] = (),
 ) -> Advice:
-    """Return the report's advice on a run: whether training may go on as it is, and which steps to
-    take.
+    """Return the advice on a run: whether training may go on as it is, and which steps to take.
 
-    ``index`` holds the run's records and ``metadata`` its settings. ``asked`` are the defenses
-    under which the run attacked copies of its updates.
+    ``index`` holds the run's records and ``metadata`` its settings. ``asked`` are the defenses that
+    were tried on copies of the run's updates.
     """
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
@@ -139,11 +136,10 @@ def advise(
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
-    """Return the step that advises a new run under a defense, with its command if the run was a
-    simulation.
+    """Return the step that advises a new run under a defense.
 
-    ``wanted`` is the judgement on the run, of which the new run uses the changes of settings, and
-    ``metadata`` holds the run's settings.
+    It has the run's command if this run, of which ``metadata`` are the settings, was a simulation.
+    ``wanted.changes`` are settings of the new run.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -157,9 +153,7 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_limits(commands: Sequence[str]) -> str:
-    """Return a clause on how long commands may run if they lift time limits of attacks;
-    else empty.
-    """
+    """Return a warning of the hours that commands may take if they lift time limits; else empty."""
     is_lifted = any("max_seconds=null" in each for each in commands)
     return ", without a time limit (maybe hours an update)" * is_lifted
 
@@ -181,16 +175,9 @@ def _in_short(
 
     A sample is seen if its reconstruction is graded ``exact``, ``recognisable`` or ``partly``. If
     one is seen, the lines list changes to training, one of which is to be tested in a new run. If
-    none is seen, they follow ``nothing_seen``, the judgement on such a run.
-
-    Args:
-        index: the run's records.
-        metadata: the run's settings.
-        found: the outcome of the attack for each sample and round.
-        fate: the updates that were attacked, and those that were not.
-        asked: the defenses under which copies of the updates were attacked.
-        unsure: the clients whose training, repeated, does not give the update that they sent.
-        nothing_seen: the judgement on the run if no sample is seen.
+    none is seen, they follow ``nothing_seen``, the judgement on such a run. ``asked`` are the
+    defenses that were tried on copies of the run's updates, and ``unsure`` the clients whose
+    training, repeated, does not give the update that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -227,7 +214,7 @@ def _changes(
     """Return two texts on changes that a new run can test.
 
     The first is on a defense of each update, and the second on differential privacy or secure
-    aggregation. ``asked`` are the defenses under which the run attacked copies of its updates.
+    aggregation. ``asked`` are the defenses that were tried on copies of the run's updates.
     """
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
@@ -254,8 +241,8 @@ def _unseen_in_short(
     """Return the advice in at most five lines (``MAX_LINES``), for a run in which no sample is
     seen.
 
-    No reconstruction is then graded ``exact``, ``recognisable`` or ``partly``. The texts in
-    ``lines`` stand first, ``asked`` are the defenses under which the run attacked copies of its
+    A sample is seen if it is graded ``exact``, ``recognisable`` or ``partly``. The texts in
+    ``lines`` stand first, ``asked`` are the defenses that were tried on copies of the run's
     updates, and ``unseen`` is the judgement on such a run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
@@ -287,10 +274,10 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
-    """Return a line such as “Go on only if the new run meets …”, with the conditions for going on.
+    """Return a line such as “Go on only if the new run meets …”, with the conditions by
+    :func:`_goal`.
 
-    The line consists of ``condition`` (“Go on”), “only if”, ``run`` (“the new run”), and the
-    conditions by :func:`_goal`.
+    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”).
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
@@ -298,8 +285,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
 def _goal(is_accepted: bool = False) -> str:
     """Return in words the conditions that a new run has to meet if training is to go on.
 
-    They are: no sample is seen, nothing else is told beyond chance, all clients are attacked and no
-    attack is cut off by time. ``is_accepted`` leaves out the second condition.
+    These are: no sample is seen, nothing else is told beyond chance, all clients are attacked and
+    no attack is cut off by time. ``is_accepted`` leaves out the second condition.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -344,11 +331,11 @@ def _labels_beyond_guess(
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
-    """Return a line that advises to decide whether the server may know labels; an empty list if
-    none is needed.
+    """Return a line that advises to decide whether the server may know labels; empty if none is
+    needed.
 
-    None is needed if the attacks inferred no more labels than by chance, and an inference of class
-    counts alone had no more labels of any client right than a guess.
+    None is needed if the attacks inferred no more labels than chance does, and an inference of
+    class counts had no more labels of any client right than a guess.
     """
     inferred, told = _labels_beyond_guess(index, metadata, found), []
     if inferred:
@@ -366,7 +353,7 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
 
 def _labels_at_risk(index: Index) -> list[str]:
     """Return a sentence that names the clients of many samples whose labels were inferred better
-    than by a guess; an empty list if there are none.
+    than by a guess; empty if there are none.
     """
     better = better_than_guess(index)
     if not better:
@@ -376,7 +363,7 @@ def _labels_at_risk(index: Index) -> list[str]:
 
 
 def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return sentences that name differential privacy and secure aggregation as protections."""
+    """Return two sentences, on differential privacy and on secure aggregation as protections."""
     sums = "threat=ThreatModel(view='aggregate')"
     if is_simulation(metadata):
         sums = "threat.view=aggregate"
@@ -414,8 +401,7 @@ def _briefly(clients: set[int]) -> str:
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
     """Return a sentence on whose samples the server sees, and how many.
 
-    ``leaking`` are the numbers of the clients with a sample whose reconstruction is exact or
-    recognisable.
+    ``leaking`` are the clients with a sample whose reconstruction is exact or recognisable.
     """
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
@@ -495,7 +481,7 @@ def _to_mend(unsure: set[int]) -> str:
     """Return a warning on the clients whose training, repeated, does not give the update that they
     sent.
 
-    ``unsure`` has their numbers. The text is empty if there are none.
+    ``unsure`` are these clients. The text is empty if there are none.
     """
     if not unsure:
         return ""
@@ -511,8 +497,8 @@ def _what_helps(
 ) -> Step:
     """Return the advice's step on which defenses hide the samples that are seen without them.
 
-    ``asked`` are the defenses under which copies of the updates were attacked, and ``at_risk`` the
-    numbers of the clients whose samples are seen.
+    ``asked`` are the defenses that were tried on copies of the updates, and ``at_risk`` the clients
+    whose samples are seen.
     """
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -542,8 +528,8 @@ def _what_helps(
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
     """Return whether time leaves open if a defense hides the samples of the clients ``at_risk``.
 
-    This is so if the time limit ended every attack on their updates under the defense, and no
-    attack shows a sample, even in part.
+    It does if the time limit ended all attacks on their updates under the defense, and these show
+    no sample, even in part.
     """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
     seen = with_grade(remedy.under, SEEN) & at_risk
@@ -553,7 +539,7 @@ def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a sentence on whether a defense hides the samples that are seen without it.
 
-    ``at_risk`` are the numbers of the clients whose samples are seen.
+    ``at_risk`` are the clients whose samples are seen.
     """
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
@@ -582,8 +568,8 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
 
     It tells how many of their images are still seen, how much the defense changes an update as a
-    share of its norm, and how many of the attacks the time limit ended. The text is empty if no
-    update of these clients was attacked under the defense.
+    share of its norm, and how many of the attacks the time limit ended. The text is empty if none
+    was attacked.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
@@ -620,14 +606,9 @@ def _go_on_if(
     """Return the advice's step with the conditions that a new run has to meet if training is to go
     on.
 
-    Args:
-        index: the run's records.
-        found: the outcome of the attack for each sample and round.
-        metadata: the run's settings.
-        wanted: the judgement on the run, with the settings of the new run.
-        is_repeated: whether the advice gives the command by which the new run repeats this
-            simulation.
-        with_changes: whether the new run makes one of the changes that the advice lists.
+    ``wanted`` is the judgement on this run, with the settings of the new one. ``is_repeated`` tells
+    whether the new run repeats this simulation by a command in the advice, and ``with_changes``
+    whether it makes one of the changes that the advice lists.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""

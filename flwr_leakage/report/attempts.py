@@ -38,8 +38,8 @@ def graded(tally: Counter[Grade]) -> str:
 
 LEAKED = ("exact", "recognisable")
 SEEN = (*LEAKED, "partly")
-"""The grades of reconstructions that show their original at least in part, which are called seen:
-those that count as leaked, and ``partly``.
+"""The grades of samples that are seen, at least in part: those that count as leaked, and
+``partly``.
 """
 
 
@@ -102,7 +102,7 @@ attack.
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a function for sorting by which the places (round, client, sample) that leak most come
+    """Return a sort key for places (round, client, sample), by which those that leak most come
     first.
     """
 
@@ -116,9 +116,9 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
     """Return the outcome of the attack on each sample in each round, by round, client and sample.
 
-    With the name of a defense as ``under``, these are attacks on copies of the updates under that
-    defense, instead of on the updates as sent. With the ``kind`` ``probe``, they are attacks on
-    single training steps that no client sent, on as many samples as ``under`` says.
+    With the name of a defense as ``under``, these are attacks on copies of the updates under it.
+    With the ``kind`` ``probe``, they are attacks on single training steps that no client sent, on
+    as many samples as ``under`` says.
     """
     kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -187,7 +187,7 @@ def grades_told(found: Sequence[Attempt]) -> str:
 def worst_of(places: Iterable[tuple[K, Attempt]]) -> dict[K, Attempt]:
     """Return, for each place, the attack on it that leaks most; of equal ones, the first.
 
-    ``places`` are pairs of a place, which may be any key such as (round, client), and an attack.
+    ``places`` are pairs of a place, such as (round, client), and an attack.
     """
     return {
         place: max(held, key=lambda attempt: attempt.leak)
@@ -213,11 +213,10 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """Return words such as ``2 of the 5 attacked images``, for the number of images that are seen
-    whole.
+    """Return words such as ``2 of the 5 attacked images``, for the images that are exact or
+    recognisable.
 
-    These are reconstructed exactly or recognisably. ``each`` holds, for each image, the attack on
-    it that leaks most.
+    ``each`` holds, for each image, the attack on it that leaks most.
     """
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     noun = each[0].sample
@@ -229,9 +228,9 @@ def seen_of(each: Sequence[Attempt]) -> str:
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
     """Return a sort key for clients that is larger the more of a client leaks.
 
-    ``found`` are the attacks on the client's samples. The entries are the worst grade, the share of
-    attacks whose result is exact or recognisable, the share that identify their original, and the
-    highest PSNR in dB.
+    ``found`` are the attacks on the client's samples. The entries are the worst grade, the shares
+    of attacks that are exact or recognisable and that identify their original, and the highest PSNR
+    in dB.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -356,8 +355,7 @@ def trained_otherwise(index: Index) -> dict[Place, str]:
 def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
     """Return the attacked updates whose clients told of another training than the attack assumed.
 
-    Updates are named by (round, client). Client −1 stands for the mean of a round's updates, which
-    counts if one of its clients told of another training.
+    Updates are named by (round, client). Client −1 stands for the mean of a round's updates.
     """
     said = trained_otherwise(index)
     rounds = {server_round for server_round, _ in said}
@@ -401,9 +399,9 @@ MAX_GROUPS = 3
 def time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of an attack's CPU seconds for an update.
 
-    It is the smaller one of the settings ``server.attack_max_seconds`` and ``attack.max_seconds``.
-    The result is ``None`` if there is no limit, or if updates were kept to be attacked later, maybe
-    under another limit.
+    It is the smaller of the settings ``server.attack_max_seconds`` and ``attack.max_seconds``. It
+    is ``None`` if there is none, or if updates were kept to be attacked later, maybe under another
+    limit.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
@@ -414,8 +412,8 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
 def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of CPU seconds of an attack on a copy of an update under another defense.
 
-    It is the smaller one of :func:`time_limit` and the setting ``server.what_if_max_seconds``;
-    ``None`` if there is no limit, or if it is unknown.
+    It is the smaller of :func:`time_limit` and the setting ``server.what_if_max_seconds``; ``None``
+    if there is none, or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -447,13 +445,13 @@ def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
 
 
 _CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
-"""The pattern of the part of a record's note on an attack that names the attack that was chosen
-among several, and tells what each of them achieved.
+"""The pattern of the part of a record's note that names the attack that was chosen among several,
+and tells what each achieved.
 """
 
 
 def _solved(note: str) -> bool:
-    """Return whether the note on an attack says that, of several, the one that was chosen solved
+    """Return whether a note says that the attack that was chosen among several solved
     the update.
     """
     chosen = _CHOSEN.search(note)
@@ -461,9 +459,7 @@ def _solved(note: str) -> bool:
 
 
 def has_converged(note: str) -> bool:
-    """Return whether the note on an attack says that, of several, the one that was chosen had
-    converged.
-    """
+    """Return whether a note says that the attack that was chosen among several had converged."""
     chosen = _CHOSEN.search(note)
     if chosen is None:
         return False
@@ -474,8 +470,7 @@ def has_converged(note: str) -> bool:
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
     """Return words for a run's attack, such as its name; empty if several attacks were tried.
 
-    If the settings do not name the attack, the notes on its results tell whether there was only
-    one.
+    If the settings do not name it, the notes on results tell whether there was only one.
     """
     name = metadata.get("attack")
     if isinstance(name, str) and name:
@@ -486,14 +481,13 @@ def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
 
 EXPLAINED = 0.5
 """The largest squared relative distance ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an
-attack's answer and the observed g*, at which the answer explains most of the update. A zero
-gradient has 1; above 0.5 more than half of the update has another cause.
+attack's answer and the observed g*, at which the answer explains most of the update. An answer with
+a zero gradient has 1; above 0.5 more than half of the update has another cause.
 """
 
 
 def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
-    """Return the updates that the attack's answers do not explain, with the distance of the
-    answers.
+    """Return the updates that the attack's answers do not explain, with the answers' distance.
 
     The distance is ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an answer x̂ and the observed
     gradient g*. Updates are keyed by (round, client), and those with a distance of at most
@@ -515,8 +509,8 @@ def ended_by_time(
 ) -> tuple[str, ...]:
     """Return a sentence on the updates on which the time limit ended the attack.
 
-    ``limit`` is this limit in CPU seconds, ``None`` if unknown. The tuple is empty if there are no
-    such updates.
+    ``limit`` is in CPU seconds, ``None`` if unknown. The tuple is empty if there are no such
+    updates.
     """
     stopped = ended(index, found)
     if not stopped:
@@ -540,13 +534,12 @@ def unexplained_told(
     replayed: Collection[Place],
     with_defense: bool,
 ) -> tuple[str, ...]:
-    """Return sentences on updates that the attack's answer does not explain, and that show no
-    sample.
+    """Return sentences on updates that the attack's answer does not explain; empty if there are
+    none.
 
-    The gradient of the answer is far from such an update, and no sample is seen or nothing was
-    graded. ``replayed`` are the updates that a repetition of the client's training gave again.
-    ``with_defense`` tells whether a defense may have changed updates. The tuple is empty if there
-    are no such updates.
+    They are on updates in which no sample is seen or nothing was graded. ``replayed`` are the
+    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
+    defense may have changed updates.
     """
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
@@ -575,9 +568,7 @@ def unexplained_told(
 
 
 def _of_squared_size(distance: float) -> str:
-    """Return words for a squared distance, which is given as a multiple of an update's squared
-    norm.
-    """
+    """Return words for a squared distance, given as a multiple of an update's squared norm."""
     if distance > MOST_IN_PERCENT:
         return f"{distance:.3g} times its squared size"
     return f"{100 * distance:.1f} % of its squared size"
@@ -629,15 +620,15 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""The usual level of significance. A number of identified originals, or of right labels, counts as
-beyond chance if random guesses reach it with at most this probability.
+"""The level of significance. A number of identified originals, or of right labels, counts as beyond
+chance if random guesses reach it with at most this probability.
 """
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether the attacks identify more originals than guesses do with a probability of 5 %.
+    """Return whether the attacks identify more originals than random guesses plausibly do.
 
-    The limit is that of :func:`by_chance`.
+    That is more than :func:`by_chance`, which guesses exceed with at most 5 % chance.
     """
     most = by_chance(found)
     return most is not None and identified(found)[0] > most
@@ -659,7 +650,7 @@ class Labels(NamedTuple):
         whole: the number of attacked samples, over all rounds; one without an answer counts as
             wrong.
         commonest: how many of ``known`` are right if the commonest class is always named.
-        known: the number of these samples whose class is recorded.
+        known: the number of attacked samples whose class is recorded.
         by_chance: the number of right labels of ``whole`` that guesses, each right with probability
             ``commonest / known``, exceed with a probability of at most 5 %; ``None`` if no class is
             recorded.
@@ -702,8 +693,9 @@ def identified(found: Sequence[Attempt]) -> tuple[int, int]:
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
     """Return the number of identified originals that random guesses exceed with at most 5 % chance.
 
-    ``attempts`` is the number of guesses, 0 for the number of attacks in ``found`` whose original
-    was looked for. The result is ``None`` if there was none.
+    An original is identified if no other candidate is more like the reconstruction. ``attempts`` is
+    the number of guesses, 0 for those attacks in ``found`` whose original was looked for; without
+    any the result is ``None``.
     """
     size = pool_of(found)
     return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
@@ -720,8 +712,8 @@ def pool_of(found: Sequence[Attempt]) -> int:
 def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = None) -> str:
     """Return words for how many originals a new run may identify, if training is to go on.
 
-    ``found`` are the attacks of this run. ``planned`` are two numbers of the new run: the samples
-    of all clients in a round, and the attacked rounds; ``None`` if unknown.
+    ``found`` are the attacks of this run. ``planned`` are, of the new run, the samples of all
+    clients in a round and the attacked rounds; ``None`` if unknown.
     """
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"

@@ -41,8 +41,8 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
     """Return the command that repeats a simulation with changed settings; empty for other runs.
 
     ``changes`` are settings such as ``attack=strongest``. The run's own settings whose names begin
-    with the name of a change, such as ``attack.box``, are left out. The result is also empty if a
-    setting is not safe to show.
+    like a change, such as ``attack.box``, are left out. If a setting is not safe to show, the
+    result is empty, too.
 
     Example:
         >>> config = {"choices": {"attack": "idlg"}, "seed": 3}
@@ -75,8 +75,8 @@ def words_of(metadata: Mapping[str, Any]) -> list[str]:
 def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
     """Return the settings that the run's command changed, as ``name=value``.
 
-    A setting with several values for a sweep has the value of this run. Settings that begin with
-    one of ``without``, or say where the run writes, are left out.
+    Of a sweep, this run's values are returned. Settings that begin with one of ``without``, or say
+    where the run writes, are left out.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     leaves = dict(flatten(config))

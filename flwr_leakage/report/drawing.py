@@ -1,8 +1,8 @@
 """Draw the report's charts as inline SVG in the colours of the page.
 
 Matplotlib draws with stand-in colours that are then replaced by the page's CSS variables, so a
-chart follows light, dark and print. No text from a run enters a chart: names and units stand in
-the captions, which HTML escapes.
+chart follows light, dark and print. Of a run's texts, only units and names of defenses enter a
+chart, after :func:`plain` has cut them to harmless characters.
 """
 
 import io
@@ -39,7 +39,7 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""The largest number of clients that get a panel of the chart each. If there are more, one panel
+"""The largest number of clients that have a panel of the chart each. Of more, one panel
 holds all.
 """
 
@@ -49,9 +49,7 @@ MAX_LINES = 3
 
 
 BAND = 5.0
-"""The height, in dB, of the band at the top of a chart that stands for every PSNR of the grade
-``exact``, from 48.1 dB on.
-"""
+"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``."""
 
 
 _DASHES = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
@@ -86,10 +84,10 @@ class Panel:
     """One chart of the page: the PSNR of one client's images, or of all clients', over the rounds.
 
     Attributes:
-        client: the number of the client; ``None`` for all clients, −1 for the aggregate of updates.
+        client: the number of the client; ``None`` for all clients, −1 for the mean of all updates.
         dots: a dot for every image, by round.
-        under: PSNR values in dB of attacks on copies of the updates, by the copies' defense and by
-            round; at most ``MAX_LINES`` defenses.
+        under: PSNR values in dB from copies of the updates, by their defense and by round; at most
+            three defenses.
         blind: the PSNR in dB of guesses of the images without the update, by round; empty if there
             are none.
         ended: by defense, the rounds in which the time limit ended an attack, whose markers are
@@ -131,7 +129,7 @@ def story_chart(
         panels: the panels, each with at least one dot and its own scale of PSNR. A band on top
             holds all exact images.
         name: a prefix of the SVG's ids.
-        description: a text for readers who do not see the chart.
+        description: a text for screen readers.
         is_wide: whether the chart fills a screen's width, not a phone's.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9}):
@@ -276,8 +274,8 @@ def rounds_chart(
 ) -> Markup:
     """Return a chart of each round's values as dots, with a line through their medians.
 
-    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see the
-    chart, and ``unit`` the unit of the vertical axis.
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
+    the unit of the vertical axis.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure()
@@ -306,11 +304,11 @@ def scatter_chart(
     unit: str = "",
     blind: float | None = None,
 ) -> Markup:
-    """Return a scatter plot of (score, outcome) pairs, one dot a sample, at most ``MAX_DOTS``.
+    """Return a scatter plot of (score, outcome) pairs, one dot a sample, at most 1500.
 
-    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see the
-    chart, and ``unit`` the name of the vertical axis. A line shows ``blind``, the outcome of a
-    guess without the update, unless it is ``None``.
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
+    the name of the vertical axis. A line shows ``blind``, the outcome of a guess without the
+    update, unless it is ``None``.
     """
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
@@ -339,7 +337,7 @@ def corridor_chart(
         limits: by a bound's name, the bound on each sample's PSNR, drawn as a line; ``None`` for
             samples without it.
         name: a prefix of the SVG's ids.
-        description: a text for readers who do not see the chart.
+        description: a text for screen readers.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure()
@@ -424,9 +422,9 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """Make the axis ``side`` (``x`` or ``y``) logarithmic if that helps.
+    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and wide.
 
-    It helps if the values are positive and spread over more than a factor of 50.
+    They are wide if they spread over more than a factor of 50.
     """
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})
@@ -459,7 +457,7 @@ def thin_out(values: Sequence[D], limit: int) -> list[D]:
 def spread(amount: int) -> np.ndarray:
     """Return ``amount`` horizontal offsets within ±0.18 rounds that keep dots of a round apart.
 
-    They follow van der Corput's sequence, so that neighbours in the list lie far from each other.
+    They follow van der Corput's sequence.
     """
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
@@ -468,8 +466,7 @@ def spread(amount: int) -> np.ndarray:
 def inline(figure: Figure, name: str, description: str) -> Markup:
     """Return a figure as inline SVG in the page's colours.
 
-    ``name`` is a prefix of the SVG's ids, and ``description`` a text for readers who do not see the
-    figure.
+    ``name`` is a prefix of the SVG's ids, and ``description`` a text for screen readers.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -81,7 +81,8 @@ class ScoreChart:
     Attributes:
         title: the name of the score.
         caption: the quantities on the axes.
-        figures: the number of pairs, and Spearman's ρ with its interval and p-value, in words.
+        figures: the number of samples, the rank correlation ρ within rounds, and its p-value, in
+            words.
         reading: the meaning of ρ, in words.
         svg: the drawing; ``None`` where no sample has both a score and a result.
     """
@@ -128,8 +129,8 @@ def story_figures(
     """Return the chart of accuracy and PSNR over the rounds for all clients, and one by client.
 
     The first is ``None`` if nothing was measured. The second is ``None`` if a single client was
-    attacked, or more than four. ``found`` are the outcomes of the attack by sample and round.
-    ``asked`` are the defenses under which copies of the updates were attacked.
+    attacked, or more than four. ``found`` are the results of the attack, and ``asked`` the defenses
+    that were tried on copies of the updates.
     """
     made = [attempt for attempt in found if attempt.psnr is not None]
     accuracy = by_round(index.series("utility", "test_accuracy"))
@@ -203,7 +204,7 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 def _story_caption(
     panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
 ) -> str:
-    """Return the caption of the chart of PSNR over the rounds, which says how to read its marks.
+    """Return the caption, on how to read the marks, of the chart of PSNR over the rounds.
 
     ``told`` are the defenses whose medians are drawn, ``with_accuracy`` tells whether accuracy is
     drawn, too, and ``noun`` has the nouns for samples.
@@ -296,7 +297,7 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
-    """Return a description of a chart for readers who do not see it.
+    """Return a description of a chart for screen readers.
 
     It tells the values of the first and the last round, or their median if a round has several.
     ``groups`` are the values by round.
@@ -343,8 +344,8 @@ BOUNDS = {
         "clamping to the range of pixels.",
     ),
 }
-"""The bounds on an attack that a chart shows. By the name of the score that computes it, a bound
-has a name and a text on its conditions.
+"""The bounds on an attack that a chart shows: the bound's name and its conditions, by the name of
+the score that computes it.
 """
 
 
@@ -507,8 +508,7 @@ def _reading(
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
     """Return sentences on a run with too few samples to judge its risk scores.
 
-    They tell how many samples could be compared, and how many it takes. ``scores`` is the number of
-    scores.
+    They tell how many samples could be compared, and how many it takes for ``scores`` scores.
     """
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""

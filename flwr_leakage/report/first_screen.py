@@ -53,11 +53,11 @@ def tiles(
     members: MembershipSection | None,
     large: LargeClientsSection | None,
 ) -> tuple[Tile, ...]:
-    """Return four key figures, each with that of a guess without any update.
+    """Return four key figures: samples seen, labels inferred, members found, and test accuracy.
 
-    They tell how many samples are seen, labels inferred and members found, and the test accuracy.
-    ``members`` and ``large`` are the report's sections on membership tests and on clients of many
-    samples, ``None`` where the page has none.
+    Each has the figure of a guess without any update beside it. ``members`` and ``large`` are the
+    report's sections on membership tests and on clients of many samples, ``None`` where there is
+    none.
     """
     return (
         _seen(index, found),
@@ -91,7 +91,7 @@ def _labels(
     """Return the key figure on labels: how many the attack, and a guess without an update, have
     right.
 
-    If no attack inferred labels, the figures are those of ``large``, the section on clients of many
+    If no attack inferred labels, they are those of ``large``, the section on clients of many
     samples.
     """
     told = labels_right(index, found)
@@ -152,8 +152,8 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
     """Return the sample that leaks most, with its reconstructions; ``None`` if the gallery has no
     sample.
 
-    One reconstruction is from the update as sent, and one from a copy of it under the defense of
-    ``asked`` under which least is seen.
+    One is from the update as sent, and one from a copy under the defense of ``asked`` that hides
+    most.
     """
     if not gallery.exhibits:
         return None
@@ -173,8 +173,8 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 def _left(remedy: Remedy) -> tuple[float, float, float]:
     """Return a sort key that is smaller for a defense under which less is seen.
 
-    Its entries are the share of images that are exact or recognisable, the share that is seen in
-    part, and the median PSNR in dB.
+    Its entries are the shares of images that are exact or recognisable and that are ``partly``
+    seen, and the median PSNR in dB.
     """
     held = [attempt.grade for attempt in remedy.under]
     psnr = median([attempt.psnr for attempt in remedy.under if attempt.psnr is not None])

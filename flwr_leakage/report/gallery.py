@@ -15,9 +15,7 @@ HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leaked, by its worst
 
 
 UNGRADED = ("an example",) * 3
-"""The titles of three examples if no image has a grade, so that none can be called the
-worst leak.
-"""
+"""The titles of three examples if no image has a grade, by which leaks could be ranked."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Gallery:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Return the pictures of all exhibits."""
+        """Return the pictures of all samples that are shown."""
         return [picture for exhibit in self.exhibits for picture in exhibit.pictures]
 
     @property
@@ -131,7 +129,9 @@ class Gallery:
         return any(picture.role == role for picture in self.pictures)
 
     def choices(self, name: str) -> list[str]:
-        """Return the distinct values of the exhibits' field ``name``, for the page's filter."""
+        """Return the distinct values of a field of the shown samples, such as ``grade``, for a
+        filter.
+        """
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # no image was seen in another round

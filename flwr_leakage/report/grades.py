@@ -108,8 +108,8 @@ def grade(
 
 
 NAMED = 0.5
-"""The least share of a text's distinct tokens that an attack must know to occur in the batch, for
-the text to count as ``partly`` seen although no text was recovered. The value is a choice.
+"""The least share of a text's distinct tokens that an attack must know to occur in the batch for
+the text to count as ``partly`` seen. The value is a choice, and was not measured.
 """
 
 _OF_TEXTS: dict[str, Grade] = {
@@ -129,7 +129,7 @@ def text_grade(told: str | None, named: float | None) -> Grade | None:
         told: how many tokens are in their place, as ``all tokens``; ``None`` if no text was
             recovered.
         named: the share of the text's distinct tokens that the attack knows to occur in the batch;
-            from 0.5 on the text counts as ``partly`` seen. This limit is a choice.
+            from 0.5 on, a choice that was not measured, the text counts as ``partly`` seen.
 
     Example:
         >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
@@ -241,11 +241,11 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Return a table of each grade: its rule, its number of reconstructions in the run, and its
-    rate.
+    """Return a table of each grade: its rule, its number in the run, and how often originals are
+    found.
 
-    The rate is how often the best measure, such as LPIPS, finds the original of such a
-    reconstruction among 101 images. ``grades`` counts the run's reconstructions by grade.
+    The last is how often the best measure, such as LPIPS, finds the original of a reconstruction of
+    this grade among 101 images. ``grades`` counts the run's reconstructions by grade.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []

@@ -45,9 +45,7 @@ CEILING_DB = 120.0
 
 
 MAX_ROWS = 12
-"""The largest number of rows of a table that the page shows. It folds further rows, so that a click
-shows them.
-"""
+"""The number of rows of a table that the page shows. A click shows the others."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,7 @@ class Table:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the page folds some of the rows, as more than three are beyond
-        ``stands``.
-        """
+        """Return whether the page folds rows, as more than three are beyond ``stands``."""
         return 0 < self.stands < len(self.rows) - 3
 
     def without_decibels(self) -> "Table":
@@ -91,12 +87,11 @@ class Table:
 
 
 class Index:
-    """The records of a run, each of which holds a number, to be looked up by kind, name, round,
-    client and sample.
+    """The records of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: the run's records in the order of writing; of two for the same kind, name, round,
-            client and sample, the last one counts.
+        records: the run's records in the order of writing; of two that are equal in all of these,
+            the last one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:

@@ -40,16 +40,14 @@ class LargeClientsSection:
     """The section of the page on clients with many samples.
 
     Attributes:
-        right: words for the mean share of labels that were inferred rightly, or that are expected
-            to be right if the truth is unknown; ``None`` if nothing was inferred.
+        right: words for the mean share of labels inferred rightly, or expected to be right if the
+            truth is unknown; ``None`` if nothing was inferred.
         blind: words for the share that the better of two guesses without the client's update has
             right.
         head: the sentences at the head of the section.
         why: why no sample of these clients was attacked; empty if all were.
-        labels: a table of updates with the inferred number of samples of each class, or the reason
-            why there is none.
-        probe: a table of attacks on single training steps that no client sent, one row for each
-            number of samples.
+        labels: a table of updates with the inferred number of samples of each class.
+        probe: a table of attacks on single trial steps, by the number of samples.
         scores: a table of the scores that such a client can compute, with their cost.
     """
 
@@ -63,9 +61,9 @@ class LargeClientsSection:
 
 
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
-    """Return the section on clients with many samples; ``None`` if there is nothing to tell.
+    """Return the section on clients with many samples.
 
-    There is something if numbers of samples of each class were inferred, or single trial steps
+    It is ``None`` if neither numbers of samples of each class were inferred nor trial steps
     attacked.
     """
     expected = index.series("labels", "expected_right")
@@ -242,9 +240,9 @@ def _shares(
     """Return the share of labels that the inference from an update has right, then those of two
     guesses.
 
-    One guess is equal counts of all classes. The second is the mean of the counts inferred for the
-    round's clients, if there are several. ``known`` holds inferred counts by (round, client), and
-    ``truth`` the true ones at ``place``.
+    One guess is equal counts of all classes. The second, if the round has several clients, is the
+    mean of their inferred counts. ``known`` holds inferred counts by (round, client), and ``truth``
+    the true ones at ``place``.
     """
     counts = known[place]
     total, classes = sum(counts.values()), len(counts)
@@ -271,8 +269,7 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
     """Return two shares of labels for each update whose true labels are known, by (round, client).
 
-    The inference from the update has the first share right, and the better of two guesses without
-    the update the second.
+    The first is right by the inference, the second by the better of two guesses without the update.
     """
     known, found = _counts(index, "inferred"), {}
     for place, truth in _counts(index, "true").items():
@@ -283,12 +280,12 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
-    """Return the clients of whose labels the inference from an update has more right than guesses
-    have.
+    """Return the clients of whose labels the inference has more right than guesses, with both
+    shares.
 
-    For each client, there are the share of labels that the inference has right, and that of the
-    better of two guesses without the update, for the update with the largest difference. Clients
-    come by falling difference. Clients whose true labels are not known are left out.
+    The shares right are those of the inference and of the better of two guesses without the update,
+    for a client's update with the largest difference. Clients come by falling difference. Clients
+    whose true labels are not known are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(

@@ -25,27 +25,25 @@ tested record was used, at most one in a hundred then finds one.
 """
 
 FORGED = "2 of 912 records that were mixed or made from an update to deceive, in measurements"
-"""How many records that were made to deceive passed the test by algebra for used ones. The source
-is the table on candidates that somebody made, in ``simulations/benchmarks/results/membership.md``.
+"""How many records that were made to deceive passed the test by algebra, from the table on
+candidates that somebody made in ``simulations/benchmarks/results/membership.md``.
 """
 
 SMALLEST = 1e-3
-"""The least p-value that the page tells. Smaller ones are not told apart, as some hundreds of null
-records (which were not used) support no more.
+"""The least p-value that the page tells. Some hundreds of null records, which were not used,
+support no smaller one.
 """
 
 CALIBRATED = "0.02 and 0.11 % of 10,000 unused records each"
-"""The shares of unused records that had p ≤ 0.001 before the correction, for two networks. The
-source are the lines on calibration in ``simulations/benchmarks/results/membership.md``.
+"""The shares of unused records that had p ≤ 0.001 before the correction, for two networks. They are
+from the lines on calibration in ``simulations/benchmarks/results/membership.md``.
 """
 
 
 def untested_told(events: Sequence[RunEvent]) -> str:
-    """Return words on why no candidate (a record that the server was given) was tested for
-    membership.
+    """Return words on why no candidate, a record given to the server, was tested for membership.
 
-    Args:
-        events: the events of the run, among them the refusals to test candidates.
+    The ``events`` of the run tell the refusals to test.
     """
     asked = "Whether a given record was used (membership)"
     for event in events:
@@ -191,9 +189,8 @@ def _example(
 ) -> tuple[Key, LeakageRecord]:
     """Return the test of one update as an example, with its place (round, client, sample).
 
-    It is the update with the smallest p-value of a record that statistics found, or the last update
-    if there is no such record. ``evidence`` holds the tests, and ``called`` the records that were
-    found.
+    It is the update with the smallest p-value of a record that statistics found, else the last one.
+    ``evidence`` holds the tests, and ``called`` the found records.
     """
     likely = [each for each in called if not each.exact_in]
     if likely:
@@ -355,8 +352,8 @@ def members_told(index: Index, with_link: bool = True) -> str:
 
 
 def _rates(index: Index) -> list[str]:
-    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; an
-    empty list if the truth is not known or the tests are too few.
+    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; empty
+    if the truth is not known or the tests are too few.
     """
     shares = {rate: members_found(index, rate) for rate in (0.01, 0.001)}
     told = [f"{share.told()} at {100 * rate:g} %" for rate, share in shares.items() if share]
@@ -368,9 +365,7 @@ def _rates(index: Index) -> list[str]:
 
 
 def _judged(found: list[_Candidate]) -> list[str]:
-    """Return a sentence on how often the tests were right; an empty list if the truth
-    is not known.
-    """
+    """Return a sentence on how often the tests were right; empty if the truth is not known."""
     used = [each for each in found if each.used]
     others = [each for each in found if each.used is False]
     if not used and not others:

@@ -18,7 +18,7 @@ drawn, as rates of false alarms below 1/20 could not be told.
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
     """Return (rate k/n of false alarms, share of members found) for k = 1 … n − 1.
 
-    Given are the p-values of ``members`` and of n ``others``, which are no members. A member is
+    ``members`` and ``others`` are p-values, those of n others, which are no members. A member is
     found if its p-value is below the (k + 1)-th smallest of the others.
 
     Example:

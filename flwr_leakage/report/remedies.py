@@ -43,9 +43,7 @@ BLAND = (
     "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
     "guess is, not how much of the original it shows."
 )
-"""The explanation, below a table of defenses, why a reconstruction from a defended update may have
-a higher PSNR than one from the undefended update.
-"""
+"""The note below a table of defenses on why a defense may raise a reconstruction's PSNR."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return sentences on whether attacks on copies of updates under a defense had less time than
-    others.
-    """
+    """Return sentences on whether attacks under a defense had less time than those without."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"
@@ -131,8 +127,7 @@ def attack_told(metadata: Mapping[str, Any]) -> str:
 def remedies_table(asked: Sequence[Remedy]) -> Table:
     """Return a table of the grades of each client's reconstructions, the client most at risk first.
 
-    The rows of a client are on its updates as sent, and on copies of them under each defense of
-    ``asked``.
+    A client's rows are on its updates as sent, and on copies under each defense of ``asked``.
     """
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
@@ -161,9 +156,7 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
-"""The defenses that the report suggests to try if a run tried none, as a list of options of a
-command.
-"""
+"""The defenses that the report suggests if a run tried none, as options of a command."""
 STRONGER = "gaussian"
 """The defense that the report suggests if samples are seen under the defenses that were tried:
 Gaussian noise.
@@ -175,8 +168,8 @@ def what_it_costs(
 ) -> list[Step]:
     """Return advice on the accuracy that defenses cost: what is known, and how to measure it.
 
-    The list is empty if there is nothing to advise. ``asked`` are the defenses under which copies
-    of the updates were attacked, and ``is_at_risk`` tells whether a client's samples are seen.
+    The list is empty if there is nothing to advise. ``asked`` are the defenses that were tried on
+    copies of the updates, and ``is_at_risk`` tells whether a client's samples are seen.
     """
     accuracy = by_round(index.series("utility", "test_accuracy"))
     own = defense_of(metadata)

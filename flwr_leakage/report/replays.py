@@ -12,8 +12,8 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 _CHECK = "replay_residual"
 _PASSED = "replay_passed"
-"""The name of the record of a repeated training that gave the update, if the client does not share
-the relative distance of the two.
+"""The name of the record of a repeated training that gave the update, without the relative distance
+of the two, which the client does not share.
 """
 
 
@@ -94,8 +94,8 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return words for the rounds in which repeating a client's training gave its update, and did
-    not.
+    """Return words for the rounds in which repeating a client's training did, and did not, give its
+    update.
     """
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
@@ -130,8 +130,8 @@ def replay_told(
 
     ``found`` holds the outcomes of repeating the training. ``attacked`` holds (round, client);
     client −1 stands for the mean of a round's updates, and so for all updates of the round.
-    ``defended`` tells whether a defense changed updates after training. ``sample`` has the nouns,
-    such as image and images, by which the sentences name samples.
+    ``defended`` tells whether a defense changed updates after training. ``sample`` has the nouns
+    for samples.
     """
     if not attacked:
         return ()

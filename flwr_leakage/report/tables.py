@@ -366,7 +366,7 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 def constants(index: Index) -> tuple[str, ...]:
     """Return sentences on the scores that are equal for all samples, with the value and the reason.
 
-    For this they have no chart.
+    Such scores have no chart.
     """
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):

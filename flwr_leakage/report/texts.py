@@ -97,7 +97,7 @@ def text_gallery(
 def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list[TextExhibit]:
     """Return each text that was attacked, with its recovered versions, the worst leak first.
 
-    ``texts`` are originals, reconstructions, and tokens known to occur.
+    ``texts`` are originals, reconstructions, and tokens that occur in a batch.
     """
     by_key: dict[tuple[int, int, int], dict[str, TextRecord]] = {}
     for text in texts:

@@ -99,7 +99,7 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return the judgement on whether training may go on after a run that shows no sample.
+    """Return the judgement on whether training may go on after a run whose attacks show no sample.
 
     ``found`` tells the outcome for each attacked sample, and ``fate`` which updates were attacked.
     """
@@ -203,8 +203,8 @@ another ``schedule``.
 """
 
 MAX_REST = 3
-"""The largest number of differences from an attack's assumptions that a sentence names, beside
-those that another setting of the attack removes.
+"""The largest number of differences from an attack's assumptions that a sentence names, of those
+that no setting of the attack removes.
 """
 
 
@@ -212,8 +212,7 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
     """Return the doubt that updates were attacked under wrong assumptions, with the way to remove
     it.
 
-    ``places`` are the (round, client) of these updates, whose clients told of another training.
-    Without any, the doubt is empty.
+    ``places`` are the (round, client) of these updates. Without any, the doubt is empty.
     """
     if not places:
         return _Doubt((), "")
@@ -330,8 +329,7 @@ def planned_attempts(
     simulation.
 
     It is repeated with ``changes`` to its settings, and attacks all clients. The result is ``None``
-    if the numbers are not known: for other runs, or if rounds differ in their clients or are
-    attacked together.
+    for other runs, and if rounds differ in their clients or are attacked together.
     """
     sizes: dict[int, dict[int, float]] = {}
     for (when, client, _), record in index.series("client", "images").items():
@@ -356,8 +354,8 @@ def more_time(
 ) -> tuple[str, tuple[str, ...]]:
     """Return sentences that advise to give attacks more time, and the config overrides that do so.
 
-    The sentences tell the cost. With ``is_what_if``, only attacks on copies of updates under
-    another defense were cut off by time, and are given the time of attacks on the updates as sent.
+    With ``is_what_if``, only attacks on copies of updates under another defense were cut off by
+    time, and are given the time of the others.
     """
     but = "" if is_what_if else _beyond_time(index, metadata)
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
@@ -387,8 +385,8 @@ def more_time(
 
 
 _TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
-"""The pattern of words in a record's note on an attack that say that a part of the attack was
-refused, as the problem was too large.
+"""The pattern of words in a note on an attack that say that a part was refused, as the problem was
+too large.
 """
 
 
@@ -456,8 +454,7 @@ def _cut_off(
     """Return the doubt that the time limit ended attacks, with the advice to give them more time.
 
     There is no advice if all these attacks assumed a ``wrong`` training, which time does not mend.
-    ``found`` are the outcomes by sample, and ``of`` returns words such as
-    ``2 of 3 attacked updates``.
+    ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     places = ended(index, found)
     told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
@@ -529,8 +526,8 @@ def _ungraded(
 ) -> _Doubt:
     """Return the doubt that the answers to the updates ``places`` have no grade.
 
-    Their originals, or the guess without the update, are unknown. ``found`` are the outcomes by
-    sample. ``of`` returns words such as ``2 of 3 attacked updates``.
+    Their originals, or the guess without the update, are unknown. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -594,9 +591,8 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
 class _Setting(NamedTuple):
     """A setting because of which an update was not attacked.
 
-    Its entries are a pattern that the recorded reason matches, the config overrides by which a
-    simulation attacks the update, the argument that does so in a user's own app, and a clause on
-    what follows.
+    Its entries are a pattern of the recorded reason, the config overrides by which a simulation
+    attacks the update, the argument that does so in a user's app, and a clause on what follows.
     """
 
     reason: str

@@ -60,7 +60,7 @@ class Verdict:
     """The verdict on a run, in sentences.
 
     Attributes:
-        sentence: the answer to what the attacks showed, in plain words.
+        sentence: what the attacks showed, in plain words.
         level: ``leak`` if images are exact or recognisable; ``partly`` if parts are seen, originals
             are identified beyond chance, or records are found to be used; ``quiet`` if the
             strongest attack ended by itself and found nothing; else ``unknown``.
@@ -149,9 +149,8 @@ def not_covered(sample: Sample, with_members: bool = False) -> tuple[str, ...]:
 def left_untested(index: Index, fate: Fates, with_labels: bool = False) -> tuple[str, ...]:
     """Return a sentence for each part that this run left untested and another run can test.
 
-    The parts are clients and rounds that were not attacked, and labels. ``fate`` tells which
-    updates were attacked, and ``with_labels`` whether labels of clients of many samples were
-    inferred.
+    The parts are clients and rounds without an attack, and labels. ``with_labels`` tells whether
+    labels of clients of many samples were inferred.
     """
     attacked, everything = fate.attacked, fate.attacked | fate.spared.keys()
     sample = index.sample
@@ -178,8 +177,8 @@ def limits_told(
 ) -> str:
     """Return a sentence for each fact that limits the verdict.
 
-    These are the defense, the share of clients that was attacked, the facts that the attacker was
-    given, and its time.
+    They are the defense, the attacked share of clients, the facts given to the attacker, and its
+    time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",

@@ -13,9 +13,7 @@ from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 _LOG = logging.getLogger(__name__)
 
 LOST = "entries were lost"
-"""Words in the message of the event that tells how many entries were lost; readers of a run find it
-by them.
-"""
+"""Words by which readers of a run find the event that tells how many entries were lost."""
 
 
 @dataclass

@@ -33,8 +33,8 @@ MAX_WORD = 60
 
 SYNC_SECONDS = 5.0
 """The least time in seconds between two synchronisations of the file with the disk. Each takes
-longer than writing a round's lines, and common file systems write to the disk about as often. What
-is written later than the last one can be lost if the machine fails.
+longer than writing a round's lines, and common file systems write about as often. Later lines can
+be lost if the machine fails.
 """
 
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -45,7 +45,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
     role.
 
     ``sample`` is the index in the client's batch. The role is the kind of image, such as
-    ``original`` or ``reconstruction``.
+    ``original``.
 
     Raises:
         ValueError: the role is none of ``ROLES`` and not ``what_if_NAME``.
@@ -145,8 +145,7 @@ class JsonlTracker:
         """Write one image as a PNG file of 8 bits, then append a line that names the file.
 
         ``sample`` is the index in the client's batch. ``pixels`` are (C, H, W) in [0, 1] with C of
-        1 or 3; values beyond are clamped. The role is the kind of image, such as ``original`` or
-        ``reconstruction``.
+        1 or 3; values beyond are clamped. The role is the kind of image, such as ``original``.
 
         Raises:
             ValueError: the pixels have another shape, or the role is unknown.

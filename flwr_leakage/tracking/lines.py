@@ -115,8 +115,7 @@ MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
 
 
 def migrated(row: _Row) -> _Row:
-    """Return a line of ``records.jsonl``, a JSON object of any version so far, in the present
-    version.
+    """Return a line of any version so far, a JSON object, as one of the present version.
 
     Raises:
         NewerVersionError: the line's version is newer than this package's.

@@ -19,8 +19,8 @@ def imported(module: str, what: str, extra: str) -> Any:
     """Import and return a module that a live view needs.
 
     Raises:
-        ImportError: the module is not installed. The message is ``what``, which says what needs the
-            module, and names ``extra``, the extra of this package that installs it.
+        ImportError: the module is not installed. The message says ``what`` needs it, and names
+            ``extra``, this package's extra that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -45,7 +45,7 @@ class LiveTracker(ABC):
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Keep a record's number for the median of its round, which is sent under the name
+        """Keep a record's number for the median of its kind and name in the round, sent as
         ``KIND/NAME``.
 
         A missing, NaN or infinite number is left out.

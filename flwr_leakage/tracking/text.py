@@ -11,7 +11,7 @@ MAX_CHARACTERS = 2000
 """The largest number of characters that are kept of a message."""
 
 _ROOM = 50
-"""The number of characters that a cut text leaves for the words that tell its length before."""
+"""The number of characters of a cut text that are left for the words on its original length."""
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\x20-\x7e]*")

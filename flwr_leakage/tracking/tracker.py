@@ -38,8 +38,7 @@ def check_role(role: str) -> None:
 class Tracker(Protocol):
     """The interface of trackers: objects that store or show what a run measures.
 
-    The numbers, events and images of a run are passed to a tracker in the order in which they are
-    made.
+    A tracker is passed the numbers, events and images of a run in the order in which they are made.
     """
 
     def log(self, record: LeakageRecord) -> None:
