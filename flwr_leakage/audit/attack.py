@@ -57,7 +57,7 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
-    """Return a line on what each attack of several achieved on a round's targets.
+    """Return a line on how far each of several attacks came on a round's targets.
 
     The line is empty if only one attack was tried. ``answers`` are the targets' reconstructions.
 

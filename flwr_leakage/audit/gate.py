@@ -150,7 +150,7 @@ def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[s
     """Compare the riskiest sample of a score with the score's limit.
 
     A sentence is added to ``exceeded`` if the limit is exceeded, and to ``unknown`` if samples have
-    no value or the score does not say whether larger values are safer.
+    no value or the score does not say if larger values are safer.
     """
     errors = found.errors or (None,) * len(found.values)
     pairs = [(v, e or 0.0) for v, e in zip(found.values, errors, strict=True) if v is not None]

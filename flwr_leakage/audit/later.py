@@ -34,8 +34,8 @@ rounds. The file stays when a round is dropped.
 """
 
 CLOSED = "closed"
-"""The name of the empty file that marks, while a run is attacked, that its records were closed
-before.
+"""The name of the empty file that marks, while its updates are attacked, that a run had ended in
+order.
 """
 
 

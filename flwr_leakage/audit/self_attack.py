@@ -114,7 +114,7 @@ class SelfAttack:
         max_seconds: the CPU seconds that an attack may take; ``None`` for no limit.
         seed: the seed of the attack's draws, ≥ 0.
         probe_sizes: numbers of samples; empty for none. If an update is too large to be attacked,
-            updates of one step on so many samples are attacked instead.
+            updates of one step on these numbers of samples are attacked instead.
         probe_seconds: the CPU seconds that the attack on one such step may take.
     """
 

@@ -21,7 +21,7 @@ class Finding:
         state: ``ok`` if it is installed; ``missing`` if it is not and is optional; ``broken`` if it
             is not and is needed.
         text: the version or place; if it is not installed, the features that are lost, and how to
-            install it.
+            get it.
     """
 
     name: str

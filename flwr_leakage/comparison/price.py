@@ -72,7 +72,7 @@ def _members(group: Group, bare: Group) -> str:
 
 
 def _cut_off(group: Group) -> str:
-    """Return a sentence on the share of attacks that the time limit ended; empty if none did."""
+    """Return a sentence on the share of a group's attacks that the time limit ended; else empty."""
     share = group.mean("cut_off")
     if not share:
         return ""

@@ -1,7 +1,6 @@
 """Compare a reconstruction with the private batch: match the samples, then measure each pair.
 
-The evaluator can be used only where the private batch, which no attack sees, is known, as in a
-simulation.
+The private batch, which no attack sees, must be known, as in a simulation.
 """
 
 import math
@@ -186,8 +185,8 @@ class _Rows:
         """Return the measurement of a metric that may not apply to these images.
 
         ``measure`` computes one value for each matched sample, and each of them gets ``note``. If
-        ``measure`` raises an error, no sample has a value, and the error is the note of each
-        matched one.
+        ``measure`` raises a ``ValueError`` or lacks a backbone, no sample has a value, and the
+        error is the note of each matched one.
         """
         try:
             values = measure().tolist() if self.rows else []

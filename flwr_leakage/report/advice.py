@@ -285,8 +285,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
 def _goal(is_accepted: bool = False) -> str:
     """Return in words the conditions that a new run has to meet if training is to go on.
 
-    These are: no sample is seen, nothing else is told beyond chance, all clients are attacked and
-    no attack is cut off by time. ``is_accepted`` leaves out the second condition.
+    These are: no sample is seen, nothing else leaks beyond chance, all clients are attacked and no
+    attack is cut off by time. ``is_accepted`` leaves out the second condition.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -422,7 +422,8 @@ def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
 
 
 def named(clients: set[int], limit: int = 8) -> str:
-    """Return words for clients: their numbers, or their count if the list has over ``limit`` parts.
+    """Return words for clients: their numbers, or their count if there are over ``limit`` numbers
+    and spans.
 
     The words for −1, the mean of all updates, are “the aggregate”.
     """
@@ -435,7 +436,9 @@ def verb(clients: set[int], one: str, many: str) -> str:
 
 
 def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
-    """Return sentences on the clients ``at_risk``, whose samples are seen at least in part."""
+    """Return sentences on how many samples of each client in ``at_risk`` are seen, and in which
+    rounds.
+    """
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
     for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
@@ -526,10 +529,11 @@ def _what_helps(
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
-    """Return whether time leaves open if a defense hides the samples of the clients ``at_risk``.
+    """Return whether it is unknown, for lack of time, if a defense hides the samples of
+    ``at_risk``.
 
-    It does if the time limit ended all attacks on their updates under the defense, and these show
-    no sample, even in part.
+    That is so if the time limit ended all attacks on these clients' updates under the defense, and
+    no sample is seen, even in part.
     """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
     seen = with_grade(remedy.under, SEEN) & at_risk

@@ -422,9 +422,9 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and wide.
+    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and far apart.
 
-    They are wide if they spread over more than a factor of 50.
+    Far apart is more than a factor of 50 between the largest and the least.
     """
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})

@@ -1,6 +1,4 @@
-"""Make the report's first screen: the worst image, four key figures, and a map of
-attacked updates.
-"""
+"""Make the report's first screen: the worst image, four key figures, a map of attacked updates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

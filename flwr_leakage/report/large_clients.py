@@ -1,4 +1,6 @@
-"""Report on clients with too many samples to attack: their labels, and attacks on trial steps."""
+"""Report on clients with too many samples to attack: their labels, and attacks on steps
+not sent.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class LargeClientsSection:
         head: the sentences at the head of the section.
         why: why no sample of these clients was attacked; empty if all were.
         labels: a table of updates with the inferred number of samples of each class.
-        probe: a table of attacks on single trial steps, by the number of samples.
+        probe: a table of attacks on single steps that no client sent, by the number of samples.
         scores: a table of the scores that such a client can compute, with their cost.
     """
 
@@ -63,8 +65,8 @@ class LargeClientsSection:
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
     """Return the section on clients with many samples.
 
-    It is ``None`` if neither numbers of samples of each class were inferred nor trial steps
-    attacked.
+    It is ``None`` if neither class counts were inferred nor single steps attacked that no client
+    sent.
     """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
@@ -269,7 +271,8 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
     """Return two shares of labels for each update whose true labels are known, by (round, client).
 
-    The first is right by the inference, the second by the better of two guesses without the update.
+    The inference has the first share right, the better of two guesses without the update the
+    second.
     """
     known, found = _counts(index, "inferred"), {}
     for place, truth in _counts(index, "true").items():

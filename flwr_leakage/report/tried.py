@@ -325,11 +325,11 @@ def _plan(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[int, int
 def planned_attempts(
     index: Index, metadata: Mapping[str, Any], changes: Sequence[str]
 ) -> tuple[int, int] | None:
-    """Return the samples of all clients in a round, and the attacked rounds, of a repeated
-    simulation.
+    """Return the numbers of all clients' samples and of attacked rounds of a repeated simulation.
 
-    It is repeated with ``changes`` to its settings, and attacks all clients. The result is ``None``
-    for other runs, and if rounds differ in their clients or are attacked together.
+    The samples are those used in a round. The simulation is repeated with ``changes`` to its
+    settings, and attacks all clients. The result is ``None`` for other runs, and if rounds differ
+    in their clients or are attacked together.
     """
     sizes: dict[int, dict[int, float]] = {}
     for (when, client, _), record in index.series("client", "images").items():
@@ -453,8 +453,9 @@ def _cut_off(
 ) -> _Doubt:
     """Return the doubt that the time limit ended attacks, with the advice to give them more time.
 
-    There is no advice if all these attacks assumed a ``wrong`` training, which time does not mend.
-    ``of`` returns words such as ``2 of 3 attacked updates``.
+    There is no advice if all these updates are in ``wrong``: the attack assumed another training
+    than their clients told of, which time does not mend. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     places = ended(index, found)
     told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
