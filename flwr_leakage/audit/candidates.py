@@ -29,7 +29,7 @@ class Candidates:
         records: the samples to test, as model inputs: a batch with labels, or inputs (N, C, H, W)
             where the labels are not known. Texts are token ids (N, T).
         null: samples that no client has, such as the server's own test data. The p-values are valid
-            only if they come from the same distribution as ``records``. At least 20 are needed.
+            only if these come from the same distribution as ``records``. At least 20 are needed.
             Some hundreds allow small p-values, and let the test choose its statistic where
             membership cannot be decided algebraically.
         null_origin: the source of the null samples, in words, for the report.

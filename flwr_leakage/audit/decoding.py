@@ -1,4 +1,6 @@
-"""Decode the encoded samples of MixUp and InstaHide, on a server that knows the mixing."""
+"""Decode the encoded samples of MixUp and InstaHide, on a server that knows the weights of the
+mixing.
+"""
 
 from dataclasses import dataclass, field, replace
 

@@ -113,7 +113,7 @@ def walk(
         stand_in: the attack that is called instead of the run's own.
 
     Yields:
-        The number of each round, once ``stand_in`` was called on its targets.
+        The number of each round after the call on its targets.
 
     Raises:
         ValueError: a file cannot be read; or a client's normalisation is not known, so that all

@@ -218,7 +218,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return in words why a client's update is not attacked; empty if it is."""
+        """Return in words why a client's update is not attacked; empty if it is attacked."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

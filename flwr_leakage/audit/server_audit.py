@@ -185,7 +185,7 @@ class ServerAudit:
         self._tell(server_round, message)
 
     def error(self, server_round: int, message: str) -> None:
-        """Record an error that ends the run, or makes its record worthless."""
+        """Record an error that ends the run, or makes its records worthless."""
         self._recorder.error(server_round, plain_text(message))
         self._tell(server_round, message)
 
@@ -646,8 +646,8 @@ class ServerAudit:
             self._recorder.what_if(where, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Record a client's remarks on its settings, and, once in a run, that a defense draws from
-        a seed.
+        """Record a client's remarks on its settings, and, once, that a defense draws
+        from a seed.
         """
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True

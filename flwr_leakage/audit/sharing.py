@@ -100,8 +100,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    The sentence on the replay, which ``note`` has, is replaced by the general one on a failed
-    replay.
+    The sentence on the replay in ``note`` is replaced by the general one on a failed replay.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes
@@ -111,4 +110,4 @@ def _without(note: ClientNote, measurement: Measurement) -> Measurement:
 
 
 Shared = Sharing | str | Sequence[str]
-"""The forms in which an owner says what is shared; see ``Sharing.of``."""
+"""The setting by which a client's owner says what is shared with the server; see ``Sharing.of``."""

@@ -42,8 +42,7 @@ def posterior_variance(
 ) -> Float[Tensor, "..."]:
     """Return τ²σ²/(σ² + τ²λ), the posterior variance of x given the noisy observation of √λ x.
 
-    The prior is x ~ N(0, τ²), and the noise is N(0, σ²). The result has the shape of
-    ``eigenvalues``.
+    The prior is x ~ N(0, τ²), and the noise is N(0, σ²).
 
     Args:
         eigenvalues: λ ≥ 0, squared factors by which x enters the observation.

@@ -34,7 +34,7 @@ def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25)
     norm C, as a wide linear first layer reveals it for a batch of one, plus noise of standard
     deviation σ. Scaled back, the noise is (σ/C) ‖x‖ on each pixel, so that PSNR = −20 log₁₀(σ/C) −
     10 log₁₀(N · mean square) (Riess et al. 2024). An attacker who knows how images look can reach
-    more, above all if this PSNR is low. Without noise the result is infinite.
+    more. Without noise the result is infinite.
 
     Args:
         noise_to_clip: σ/C ≥ 0; over several releases of the same image, σ is the standard deviation

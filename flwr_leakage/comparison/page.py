@@ -99,7 +99,7 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
     """Return the plot of accuracy over leakage as SVG in the page's colours, for a phone if
     ``narrow``.
 
-    The legend names groups by the numbers of the table's rows.
+    The legend names groups by the table's row numbers.
 
     Raises:
         ValueError: no group has both an accuracy and a leakage.

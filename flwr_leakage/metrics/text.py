@@ -27,7 +27,7 @@ def match_texts(
         padding: the id of padding, whose places in a true text do not count; ``None`` for none.
 
     Returns:
-        For each true text the index of its recovered text; −1 if there are too few recovered texts.
+        For each true text the index of its recovered text; −1 if there are too few.
 
     Example:
         >>> match_texts(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[3, 9], [1, 2]]))

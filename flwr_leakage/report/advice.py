@@ -153,7 +153,7 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_limits(commands: Sequence[str]) -> str:
-    """Return a warning of the hours that commands may take if they lift time limits; else empty."""
+    """Return a clause that commands may take hours if they lift time limits; else empty."""
     is_lifted = any("max_seconds=null" in each for each in commands)
     return ", without a time limit (maybe hours an update)" * is_lifted
 

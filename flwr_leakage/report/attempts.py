@@ -1,4 +1,4 @@
-"""List a run's attempts to reconstruct samples, with their grades and time limits."""
+"""List a run's attacks on each sample, with their grades and time limits."""
 
 import re
 from collections import Counter, defaultdict
@@ -583,9 +583,9 @@ written as a factor.
 def _why_far(places: Collection[Place], replayed: Collection[Place], with_defense: bool) -> str:
     """Return a clause on why the attack's answers may not explain the updates ``places``.
 
-    The causes are a training that was not assumed, a defense, or a failed search. ``replayed`` are
-    the updates that a repetition of the client's training gave again. ``with_defense`` tells
-    whether a defense may have changed updates.
+    Causes are a training that was not assumed, a defense, or a failed search. ``replayed`` are the
+    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
+    defense may have changed updates.
     """
     why = (
         "By what clients told, they trained what the attack assumes, so that it is the attack that "

@@ -220,8 +220,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
     """Draw a band for the PSNRs of each grade, on a scale from ``low`` to ``top`` dB.
 
-    Except for ``exact``, the limits lie at fixed distances from the median PSNR of the blind guess,
-    which is made without the update.
+    Except for ``exact``, limits lie at fixed distances from the median PSNR of the blind guess.
     """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
@@ -474,8 +473,8 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
         figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Matplotlib's style sheet would hold for the whole page. The page's own has the two rules of
-    # it.
+    # Matplotlib's style sheet would hold for the whole page. The page's own style sheet has its two
+    # rules.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
     # Matplotlib names a clip path by its coordinates, whose last digits change between drawings.
     for place, clip in enumerate(dict.fromkeys(re.findall(r"#(p[0-9a-f]{10})\)", svg))):

@@ -102,7 +102,7 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Return whether the tests say that the record was used."""
+        """Return whether the tests say that the record was used in training."""
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
@@ -411,7 +411,9 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """A share ``found`` of ``total`` independent trials, with its confidence interval."""
+    """A share, ``found`` successes of ``total`` independent trials, with its confidence
+    interval.
+    """
 
     found: int
     total: int

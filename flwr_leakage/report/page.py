@@ -268,7 +268,7 @@ def rounds_of(index: Index) -> int:
 
 
 def unfinished(run: RunData, done: int) -> str:
-    """Return a sentence if a run is not over, or was ended early; else an empty text.
+    """Return a sentence if a run is not over, or was ended early; else empty.
 
     ``done`` is the last round with a record.
     """

@@ -168,8 +168,7 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Return a sentence if LPIPS was not measured for lack of its network's weights; else an empty
-    text.
+    """Return a sentence if LPIPS was not measured for lack of its network's weights; else empty.
 
     It replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
     missing.

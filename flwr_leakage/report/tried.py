@@ -433,8 +433,7 @@ def duration(seconds: float) -> str:
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return a sentence on how to try all attacks in a new run, and the config override for that.
 
-    ``metadata`` is what the run recorded of itself, with its config if it is a simulation. The
-    override, ``attack=strongest``, is for the command line of simulations.
+    The override, ``attack=strongest``, is for the command of a simulation.
     """
     how = "attack=strongest" if is_simulation(metadata) else 'observe(…, attack="strongest")'
     return (

@@ -26,10 +26,10 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""The largest number of tokens that are kept of a text."""
+"""The largest number of tokens of a text in ``records.jsonl``; the rest is cut."""
 
 MAX_WORD = 60
-"""The largest number of characters that are kept of a word."""
+"""The largest number of characters of a word in ``records.jsonl``; the rest is cut."""
 
 SYNC_SECONDS = 5.0
 """The least time in seconds between two synchronisations of the file with the disk. Each takes

@@ -107,7 +107,7 @@ def installed_versions() -> dict[str, str]:
 def project_commit() -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that this package runs from, and whether it has changes.
 
-    Both are ``None`` unless git tracks this package's source files, as for an installed package.
+    Both are ``None`` for an installed package, whose source files git does not track.
     """
     source = Path(__file__).resolve()
     try:

@@ -49,7 +49,8 @@ class WandbTracker(LiveTracker):
                 dir=str(folder), project=project, entity=entity, name=name, mode=mode
             )
         self._run = run
-        # Rounds are no wandb steps: an attack may come later than the round that it is about.
+        # Rounds are not wandb's steps, which must not fall: a later attack may be about an earlier
+        # round.
         self._run.define_metric("*", step_metric="server_round")
 
     def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
