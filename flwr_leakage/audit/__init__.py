@@ -1,6 +1,6 @@
-"""Attack the updates that a server observes, evaluate the answers, and record them.
+"""Attack the updates that a server observes, evaluate the reconstructions, and record them.
 
-Nothing here depends on Flower.
+Nothing in this package depends on Flower.
 """
 
 from typing import TYPE_CHECKING

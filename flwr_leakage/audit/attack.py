@@ -1,4 +1,4 @@
-"""Call an attack on a round's targets, and measure its cost; a failed attack is recorded, too."""
+"""Call an attack on a round's updates, and measure its cost; a failed attack is recorded, too."""
 
 import time
 from collections import Counter
@@ -13,13 +13,13 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class Attempt:
-    """The answers of an attack on several targets, and its cost.
+    """The answers of an attack on several targets (observed updates), and its cost.
 
     Attributes:
         answers: the reconstruction of each target, in the targets' order.
-        wall_seconds: the elapsed time for all targets together.
-        cpu_seconds: the CPU time of this process for all targets together.
-        error: why the attack failed as a whole, or empty.
+        wall_seconds: the elapsed seconds for all targets together.
+        cpu_seconds: the CPU seconds of this process for all targets together.
+        error: why the attack failed on all targets; empty if it did not.
     """
 
     answers: list[Reconstruction]
@@ -29,12 +29,13 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Call ``attack`` on all observations of ``job``; return its answers with their cost.
+    """Return an attack's answers on all observations of a job, with their cost.
 
-    An error is returned as a failed answer. If the attack fails on several observations together,
-    each is attacked by itself, as a single one may be the cause. Where the normalisation of the
-    inputs is unknown, several are tried, and the one that fits the update best is used
-    (:func:`flwr_leakage.attacks.by_fit.by_fit`). ``progress`` is told how far the attack is.
+    An error of the attack becomes an answer without samples, which holds the error. If the attack
+    fails on several observations together, each is attacked by itself, as a single one may be the
+    cause. Where the normalisation of the inputs is unknown, several are tried, and the one that
+    fits the update best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`). ``progress`` is told
+    how far the attack is.
     """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
@@ -56,9 +57,9 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
-    """Return a line on what each attack of a portfolio achieved over a round's targets.
+    """Return a line on how far each of several attacks came on a round's targets.
 
-    The line is empty if the answers come from a single attack.
+    The line is empty if only one attack was tried. ``answers`` are the targets' reconstructions.
 
     Example:
         >>> from flwr_leakage.records import Part

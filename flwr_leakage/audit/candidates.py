@@ -1,4 +1,4 @@
-"""Test, on a server that has certain samples, whether they were used for an update (membership)."""
+"""Test whether samples that a server has were used for a client's update (membership inference)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from flwr_leakage.records import Batch, InputSpec, Observation
 from flwr_leakage.values import require
 
 MAX_SAMPLES = 10_000
-"""The largest number of samples behind an update that is tested. Clients may report any number, and
-checks of the loss allocate as many logits."""
+"""The largest number of samples behind an update that is tested. A client may report any number,
+and the checks of the loss allocate as many rows of logits. The value is a choice.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Candidates:
         records: the samples to test, as model inputs: a batch with labels, or inputs (N, C, H, W)
             where the labels are not known. Texts are token ids (N, T).
         null: samples that no client has, such as the server's own test data. The p-values are valid
-            only if they come from the same distribution as ``records``. At least 20 are needed.
+            only if these come from the same distribution as ``records``. At least 20 are needed.
             Some hundreds allow small p-values, and let the test choose its statistic where
             membership cannot be decided algebraically.
         null_origin: the source of the null samples, in words, for the report.
@@ -70,12 +71,16 @@ class Candidates:
     ) -> Membership:
         """Test the records for membership in the update ``seen``, made by a client's optimizer.
 
+        ``seed`` is that of the test's random draws, and ``optimizer`` is the optimizer's class
+        name.
+
         Raises:
             ValueError: the samples do not have the shape of the inputs, the steps use too many
-                samples, or the update tells nothing.
+                samples, or the update cannot be tested.
         """
         shape = tuple(inputs_of(self.records).shape[1:])
-        # this is checked before memory for a shape that a client told is allocated
+        # This is checked first, as the shape comes from a client and memory of that size is
+        # allocated below.
         if shape != tuple(spec.shape):
             raise ValueError(f"the candidates have shape {shape}, and its inputs {spec.shape}.")
         schedule, told = seen.update.schedule, seen.members or (seen.update.num_examples,)
@@ -94,10 +99,10 @@ class Candidates:
         )
 
     def doubts(self, spec: InputSpec) -> str:
-        """Return why the samples seem to be pixels that were not normalised; else an empty text.
+        """Return a warning if the samples seem to be pixels that were not normalised; else empty.
 
-        It is so where all lie in [0, 1], and the normalisation of ``spec`` makes negative inputs of
-        dark pixels.
+        They seem so if all lie in [0, 1], although the normalisation of ``spec`` makes dark pixels
+        negative.
         """
         dark = min(-mean / std for mean, std in zip(spec.mean, spec.std, strict=True))
         if spec.is_text or not spec.known or dark >= 0:
@@ -112,7 +117,8 @@ class Candidates:
         )
 
     def are_among(self, private: Batch) -> list[bool]:
-        """Return, for each tested sample, whether it is among a client's samples; for simulations.
+        """Return for each tested sample whether it is among a client's own, which a simulation
+        knows.
 
         Inputs are compared entry by entry, with a tolerance of 10⁻⁶.
         """
@@ -135,8 +141,8 @@ class DrawnCandidates:
     Attributes:
         per_client: the number of tested samples that are a client's own, for each client, ≥ 1.
         strangers: the number of tested images of the server's test set, which no client has, ≥ 0.
-        null_size: the number of further test images, with which each tested sample is compared,
-            ≥ 20; all that are left if the set is smaller.
+        null_size: the number of further test images, with which each tested sample is compared, ≥
+            20; if the test set has fewer left, all of these.
     """
 
     per_client: int = 2
@@ -150,10 +156,10 @@ class DrawnCandidates:
             raise ValueError(f"null_size must be at least {MIN_NULL}, got {self.null_size}.")
 
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
-        """Return the candidates made of clients' samples and of test images that no client has.
+        """Return the samples to test: clients' own, and test images that no client has.
 
         ``held`` are the tested samples of each client. The first ``strangers`` images of ``tests``
-        are tested, too, and the others are the null samples.
+        are tested, too, and its other images are the null samples, which cannot be members.
 
         Raises:
             ValueError: there are fewer test images than ``strangers`` + 20.

@@ -1,4 +1,6 @@
-"""Decode the encoded samples of MixUp and InstaHide, on a server that knows the mixing."""
+"""Decode the encoded samples of MixUp and InstaHide, on a server that knows the weights of the
+mixing.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -23,8 +25,8 @@ class Decoder:
     Attributes:
         spec: shapes and normalisation of the inputs.
         seed: the seed of the starting points of InstaHide's decoding.
-        seen: by client, for each round so far, the B recovered encodings (B, C, H, W) and the
-            weights (B, n) of the client's n samples in them.
+        seen: by client, for each round so far, the B encodings (B, C, H, W) that the attack
+            recovered and the weights (B, n) of the client's n samples in them.
     """
 
     spec: InputSpec
@@ -34,8 +36,9 @@ class Decoder:
     def __call__(self, case: Case, answer: Reconstruction) -> Reconstruction | None:
         """Return the samples decoded from a client's encodings of all rounds so far.
 
-        ``answer`` holds the encodings that the attack recovered from ``case``. ``None`` is returned
-        if these are of no single client, its mixing is not known, or nothing was recovered.
+        ``answer`` holds the encodings that the attack recovered from ``case``. The result has the
+        samples' true classes, which the threat model grants. It is ``None`` if the encodings are
+        not those of a single client, the mixing is not known, or no encoding was recovered.
         """
         truth, seen = case.truth, case.observation
         if truth is None or truth.mixing is None or answer.batch is None or seen.client_id < 0:
@@ -50,6 +53,6 @@ class Decoder:
             images = decode_instahide(encodings, matrix, self.spec, generator).images
         else:
             images = decode_mixup(encodings, matrix)
-        # A threat model that grants the mixing grants the class of each sample, too.
+        # A threat model that grants the weights of the mixing grants the class of each sample, too.
         found = Batch(images, truth.private.targets.cpu())
         return replace(answer, batch=found, stats={"encodings": len(encodings)}, parts=())

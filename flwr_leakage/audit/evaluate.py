@@ -1,4 +1,4 @@
-"""Evaluate an attack's answer by comparing it with the true samples, in numbers and images."""
+"""Evaluate an attack's reconstruction against the true samples, in numbers and images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ class Picture:
     """An image of one sample: the original or its reconstruction.
 
     Attributes:
-        sample: the sample's index in the truth; where there is no truth, its index in the answer.
+        sample: the sample's index among the private samples; where these are not known, its index
+            in the attack's answer.
         role: ``original`` or ``reconstruction``.
         pixels: (C, H, W) in [0, 1].
     """
@@ -32,11 +33,11 @@ class Text:
     """The tokens of one text: the original, or what an attack recovered of it.
 
     Attributes:
-        sample: the text's index in the truth; where there is no truth, its index in the answer. −1
-            for tokens that are known to occur in some text of the batch.
+        sample: the text's index among the private texts; where these are not known, its index in
+            the attack's answer. −1 for tokens that are known to occur in some text of the batch.
         role: ``original``, ``reconstruction``, or ``named`` for tokens that occur in some text.
         ids: the token ids, without padding at the end; −1 where no token was found.
-        words: the words of the ids; empty if unknown.
+        words: the word of each id; empty if they are unknown.
     """
 
     sample: int
@@ -50,10 +51,10 @@ class Outcome:
     """The evaluation of an attack on one target.
 
     Attributes:
-        measurements: one measurement for each metric, with a value for each sample; none without a
-            truth.
-        pictures: the original images with the reconstructions matched to them; without a truth the
-            reconstructions alone.
+        measurements: one measurement for each metric, with a value for each sample; none where the
+            private samples are not known.
+        pictures: the original images with the reconstructions matched to them; where the private
+            samples are not known, the reconstructions alone.
         texts: the original and recovered texts, and tokens that are known to occur in some text.
     """
 
@@ -69,10 +70,11 @@ def evaluate(
     spec: InputSpec,
     reference: Reference | None = None,
 ) -> Outcome:
-    """Return the metrics of an answer compared with the private samples, and its images.
+    """Return the metrics of an attack's answer compared with the private samples, and its images.
 
-    Without a truth or an evaluator, the result holds the reconstructed images or texts only. If the
-    attack inferred the normalisation of the inputs, it is used for the answer and the truth alike.
+    Without private samples or an evaluator, the result holds the reconstructed images or texts
+    only. A normalisation that the attack inferred is used for the answer and the private samples
+    alike.
 
     Args:
         answer: the reconstruction by an attack.
@@ -104,7 +106,10 @@ def _texts(
     spec: InputSpec,
     reference: Reference,
 ) -> Outcome:
-    """Return the metrics of recovered texts, and the recovered and the private texts."""
+    """Return the metrics of recovered texts, and the recovered and the private texts.
+
+    Without private texts or an evaluator, there are no metrics and the recovered texts alone.
+    """
     write = partial(_written, padding=spec.padding, words=reference.words)
     texts: list[Text] = []
     measurements: tuple[Measurement, ...] = ()

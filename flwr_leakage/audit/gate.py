@@ -1,4 +1,4 @@
-"""Judge a client's updates by its own limits: beyond them, refuse or defend more strongly."""
+"""Judge a client's updates by its owner's limits, and withhold or defend those that exceed one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,9 @@ else:  # a gate of scores works without the packages that attacks need
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]
-"""The grades to which a gate can limit reconstructions; see ``flwr_leakage.report.grades``."""
+"""The worst grades of a reconstruction that a gate may allow; see
+``flwr_leakage.report.grades``.
+"""
 
 _WORSE = {
     "nothing": ("partly", "recognisable", "exact"),
@@ -26,12 +28,12 @@ _WORSE = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """The decision of a gate on one defended update.
+    """The decision of a gate, a client's limits, on one defended update.
 
     Attributes:
         passes: whether the update may be sent.
-        reasons: the limits that it exceeds, and the quantities that could not be measured, in words
-            for the owner only.
+        reasons: the limits that the update exceeds, and the quantities that could not be measured,
+            in words for the owner only.
     """
 
     passes: bool
@@ -49,8 +51,8 @@ class Gate:
     A value is compared with its error on the risky side: ``value + error ≤ limit`` must hold where
     a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer. A quantity
     counts as not measured if a score has no number, an attack has no answer or was ended by its
-    time budget, samples were not kept, or the scored model does not explain the update. That is no
-    evidence of safety.
+    time budget, samples were not kept, or the scored model does not explain the update. A missing
+    measurement is no evidence of safety.
 
     A gate protects against a server that is honest but curious, and not against one that chooses
     weights, as everything is measured under the weights that the server sent. Such a server passed
@@ -65,8 +67,8 @@ class Gate:
         scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
         psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
             sample; ``None`` for no limit.
-        grade: the most leaking grade that a sample may have in that attack, in this order:
-            ``nothing``, ``partly``, ``recognisable``, ``exact``; ``None`` for no limit.
+        grade: the most leaking grade that a sample may have in that attack. The grades are, in this
+            order, ``nothing``, ``partly``, ``recognisable``, ``exact``; ``None`` for no limit.
         stronger: defenses of updates that are tried in this order; each replaces the client's own.
         unmeasured: ``refuse`` counts a quantity that was not measured as beyond its limit; ``send``
             lets the update pass.
@@ -99,7 +101,7 @@ class Gate:
 
     @property
     def needs_attack(self) -> bool:
-        """Return whether the result of the client's attack on its own update is limited."""
+        """Return whether the gate limits the result of the client's attack on its own update."""
         return self.psnr is not None or self.grade is not None
 
     def judge(
@@ -110,7 +112,8 @@ class Gate:
     ) -> Judgement:
         """Return whether a defended update passes the limits, and the reasons if it does not.
 
-        ``attacked`` is the client's attack on the update, if any. ``doubts`` tell why scores and
+        ``scores`` are measured on the update. ``attacked`` is the result of the client's attack on
+        it, ``None`` if the round was not attacked. ``doubts`` are sentences on why scores and
         attack may not describe the update that is sent.
         """
         exceeded: list[str] = []
@@ -144,10 +147,10 @@ class Gate:
 
 
 def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[str]) -> None:
-    """Compare the riskiest sample of a score with its limit.
+    """Compare the riskiest sample of a score with the score's limit.
 
     A sentence is added to ``exceeded`` if the limit is exceeded, and to ``unknown`` if samples have
-    no value or the score does not say whether larger values are safer.
+    no value or the score does not say if larger values are safer.
     """
     errors = found.errors or (None,) * len(found.values)
     pairs = [(v, e or 0.0) for v, e in zip(found.values, errors, strict=True) if v is not None]

@@ -1,4 +1,4 @@
-"""Give an attacker those facts about the true samples that a threat model grants, and no others."""
+"""Give an attacker the facts about the true samples that a threat model grants, and no others."""
 
 from dataclasses import dataclass, replace
 
@@ -11,10 +11,10 @@ from flwr_leakage.records import Batch, Disclosure, Observation, ThreatModel
 
 @dataclass(frozen=True)
 class Case:
-    """One target, ready to be attacked and then evaluated.
+    """One target of an attack, ready to be attacked and then evaluated.
 
     Attributes:
-        observation: the input of the attack, with the granted facts.
+        observation: the input of the attack, with the facts that the threat model grants.
         truth: the samples with which the answer is compared; ``None`` outside of simulations.
     """
 
@@ -23,11 +23,11 @@ class Case:
 
 
 def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
-    """Refuse a threat model that grants a fact which nobody knows.
+    """Refuse a threat model that grants a fact about the true samples where nobody knows them.
 
     Raises:
-        ValueError: labels, a mixing or exact BatchNorm statistics are granted, and ``source``, the
-            source of the true samples, is ``None``.
+        ValueError: the labels, the mixing (MixUp, InstaHide) or the exact BatchNorm statistics are
+            granted, and ``source``, the source of the true samples, is ``None``.
     """
     granted = (threat.labels, threat.mixing) != ("inferred", "unknown")
     if (granted or threat.batch_norm == "exact") and source is None:
@@ -40,7 +40,7 @@ def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
 def grant(
     target: Target, threat: ThreatModel, gradient_map: GradientMap, source: TruthSource | None
 ) -> Case:
-    """Return a target with its true samples, and with those facts about them that are granted.
+    """Return a target with its true samples, and with the facts about them that ``threat`` grants.
 
     ``source`` is the source of the true samples, ``None`` outside of simulations.
 
@@ -58,7 +58,7 @@ def grant(
 def disclose(
     seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
 ) -> Disclosure:
-    """Return the training targets and the BatchNorm statistics that the threat model grants.
+    """Return the labels and the BatchNorm statistics that the threat model grants.
 
     Both are of the samples of one round, as the defense encoded them for the training. The
     BatchNorm statistics of the finished model (``batch_norm="final"``) are taken from the
@@ -76,7 +76,7 @@ def disclose(
 
 
 def _truth(target: Target, source: TruthSource | None) -> Truth | None:
-    """Return the true samples that a target's local steps used; ``None`` without a source of them.
+    """Return the true samples that a target's local steps used; ``None`` without a source.
 
     Samples that no step used are left out, as they leave no trace in the update.
     """
@@ -87,7 +87,8 @@ def _truth(target: Target, source: TruthSource | None) -> Truth | None:
 
 
 def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
-    """Return the BatchNorm statistics by which the first local step normalised its samples.
+    """Return the BatchNorm statistics by which the first local step of an update normalised its
+    samples.
 
     ``batch`` holds the client's samples in the order of training.
     """

@@ -1,8 +1,8 @@
 """Keep observed updates on disk, to be attacked later or elsewhere.
 
-Each round has a folder, which is written completely before it gets its name, and in which each
-client has a file. Files are safetensors, which hold numbers and text and run no code. Their owner
-alone can read them.
+Each round has a folder, in which each client has a file. The folder gets its name only when it is
+complete. Files are safetensors, which hold numbers and text and run no code. Only the files' owner
+can read them.
 """
 
 import json
@@ -38,13 +38,13 @@ from flwr_leakage.untrusted import (
 from flwr_leakage.values import require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
-"""The entry ``format`` in each file's metadata; files with another entry are refused."""
+"""The value of ``format`` in each file's metadata. A file with another value is refused."""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
-"""The names of the rules by which rounds are dropped; see ``KeptObservations``."""
+"""The names of the rules by which rounds of kept updates are dropped; see ``KeptObservations``."""
 
 DONE = "done"
-"""The name of the empty file that marks a round as attacked and recorded."""
+"""The name of the empty file that marks a kept round as attacked and recorded."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Kept:
     Attributes:
         observation: the observation of one client in one round, without the facts that a threat
             model grants.
-        spec: shapes, classes and normalisation of its inputs.
+        spec: shapes, classes and normalisation of the client's inputs.
         batch_norm: the mode of BatchNorm in the client's training.
-        truth: the samples that the client trained on, in a file of its own; ``None`` outside of
-            simulations.
+        truth: the samples that the client trained on, which are written to a separate file;
+            ``None`` outside of simulations.
     """
 
     observation: Observation
@@ -73,9 +73,9 @@ class KeptObservations:
     Attributes:
         folder: the folder, which gets mode 0700 if it is made here.
         max_bytes: the limit of the bytes of all observations together, > 0.
-        policy: the rounds that are dropped beyond ``max_bytes``. ``oldest``: the oldest.
-            ``attacked``: the oldest that were attacked and recorded, then the oldest of all.
-            ``newest``: none; a new round that exceeds the limit is not kept.
+        policy: the rule by which rounds are dropped beyond ``max_bytes``. ``oldest`` drops the
+            oldest, and ``attacked`` first the oldest that were attacked and recorded. ``newest``
+            drops none, but does not keep a new round that exceeds the limit.
     """
 
     folder: Path
@@ -89,7 +89,7 @@ class KeptObservations:
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
         """Write the observations of a round, and drop rounds beyond ``max_bytes`` by the policy.
 
-        A sentence is returned for each round that was dropped or not kept.
+        The result holds a sentence for each round that was dropped or not kept.
 
         Raises:
             FileExistsError: the round was kept before.
@@ -132,7 +132,9 @@ class KeptObservations:
         )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
-        """Return a round's observations, by client, and a sentence for each unreadable file."""
+        """Return a round's observations, in the order of client ids, and a sentence for each
+        unreadable file.
+        """
         found: list[Kept] = []
         problems: list[str] = []
         room = MAX_TENSORS_BYTES
@@ -151,8 +153,9 @@ class KeptObservations:
         return (self._round(server_round) / DONE).exists()
 
     def set_done(self, server_round: int) -> bool:
-        """Mark a kept round as attacked and recorded. Return whether that was possible: another
-        process may have removed the round's updates to make room.
+        """Mark a kept round as attacked and recorded, and return whether that was possible.
+
+        It is not possible if another process has removed the round, to keep within ``max_bytes``.
         """
         try:
             write_private(self._round(server_round) / DONE, b"")
@@ -161,7 +164,9 @@ class KeptObservations:
         return True
 
     def room(self, server_round: int) -> int:
-        """Return how many rounds fit into ``max_bytes`` if each is as large as the given one."""
+        """Return the number, at least 1, of rounds as large as the given one that fit into
+        ``max_bytes``.
+        """
         return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
 
     def _drop(self) -> list[str]:
@@ -263,7 +268,7 @@ def _check_sizes(spec: InputSpec, update: Update) -> None:
     """Refuse an observation whose claimed inputs and steps would take an attack too much memory.
 
     Raises:
-        ValueError: it claims too many steps, or inputs or samples of too many numbers.
+        ValueError: the observation claims too many steps, or inputs or samples of too many numbers.
     """
     steps, examples, each = update.schedule.num_steps, update.num_examples, math.prod(spec.shape)
     if steps > MAX_STEPS:
@@ -296,8 +301,8 @@ def read_truth(path: Path) -> Truth:
     """Return the true samples of a client, from a file with the content of ``truth_to_bytes``.
 
     Raises:
-        ValueError: it is another kind of file.
-        KeyError: a part of the samples is missing.
+        ValueError: the file is of another kind.
+        KeyError: the file lacks a part of the samples.
     """
     tensors, metadata = _load(path)
     private, defended = (
@@ -312,8 +317,9 @@ def read_truth(path: Path) -> Truth:
 
 def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     with open_tensors(path) as file:
-        # A tensor of a file may lie at any address, on which the rounding of sums depends. A copy
-        # is aligned, as it is in a worker that gets the tensor from another process.
+        # A tensor of a file may lie at an address that is not aligned, and the rounding of sums
+        # depends on that. A copy is aligned, as in a worker that gets the tensor from another
+        # process.
         return {n: file.get_tensor(n).clone() for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 

@@ -1,4 +1,4 @@
-"""Infer class counts of clients whose updates are of too many images for attacks on images.
+"""Infer how many samples of each class a client has whose images are too many to reconstruct.
 
 A simulation also attacks the update of one step on a few of such a client's images.
 """
@@ -33,17 +33,20 @@ from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatMo
 from flwr_leakage.values import require
 
 PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
-"""The numbers of images of the probes, and the CPU seconds of the attack on each. Together they
-cost a run at most nine seconds, plus the step that an attack is in when its time ends."""
+"""The numbers of images of the probes (attacks on one step over a few of a client's images), and
+the CPU seconds of the attack on each. The values bound the cost: a run's probes take at most nine
+seconds, plus the step that an attack is in when its time ends.
+"""
 
 MAX_SAMPLES = 2000
-"""The number of samples that stand for those of a larger client where only class frequencies
-count."""
+"""The number of samples that stand for those of a larger client where only class frequencies count.
+It bounds the memory: checks of the loss allocate a row of logits for each sample.
+"""
 
 
 @dataclass(frozen=True)
 class LargeClients:
-    """The settings of an audit for updates of many images, with limits of their cost.
+    """The settings of an audit for updates of too many images to reconstruct, with limits of cost.
 
     The number of samples of each class is inferred from the update that the client sent. Where the
     truth is known, a *probe* is made besides: the update of one step on a few of the client's
@@ -73,16 +76,19 @@ class LargeClients:
             raise ValueError(f"probe_sizes must be at least 1, got {min(self.probe_sizes)}.")
 
     def includes(self, server_round: int, num_examples: int) -> bool:
-        """Return whether class counts are inferred in a round for a client of this many samples."""
+        """Return whether class counts are inferred in a round for a client of ``num_examples``
+        samples.
+        """
         return num_examples >= self.min_examples and (server_round - 1) % self.every == 0
 
 
 @dataclass
 class LabelRound:
-    """The inference of class counts in one round.
+    """The inference, in one round, of how many samples of each class clients have.
 
-    It uses rehearsals: a rehearsal repeats a client's training on dummy samples with known labels,
-    and so tells how an update follows from class counts. Clients that train alike share rehearsals.
+    The inference uses rehearsals: a rehearsal repeats a client's training on dummy samples with
+    known labels, and so tells how an update follows from class counts. Clients that train alike
+    share rehearsals.
 
     Attributes:
         settings: the settings of the audit for large clients.
@@ -106,21 +112,22 @@ class LabelRound:
         optimizer: str,
         trials: Trials,
     ) -> LabelEstimate:
-        """Return the number of samples of each class behind an update, as rehearsals tell it.
+        """Return an estimate, by rehearsals, of the number of samples of each class behind an
+        update.
 
-        A rehearsal repeats the training on dummy samples. ``optimizer`` is the class name of the
-        client's optimizer, and ``trials`` measures how long a forward pass takes.
+        A rehearsal repeats the training on dummy samples with known labels. ``optimizer`` is the
+        class name of the client's optimizer, and ``trials`` measures how long a forward pass takes.
 
         Raises:
-            ValueError: the update cannot be attacked, its training cannot be repeated, or that
-                takes more than is left of the round's CPU seconds.
+            ValueError: the update cannot be attacked, its training cannot be repeated, or repeating
+                it takes more CPU seconds than are left in the round.
         """
         schedule = seen.update.schedule
         steps = rehearsed_steps(schedule.num_steps)
         alike = replace(schedule, num_steps=steps)
         key = json.dumps([vars(alike), optimizer, vars(spec), gradient_map.batch_norm], default=str)
         if key not in self._known:
-            # A gradient costs three forward passes, and twelve gradients make one dummy sample.
+            # A gradient costs three forward passes. A dummy sample takes twelve gradients.
             passes = 3 * (12 * DUMMIES * (len(KINDS) + 1) + len(KINDS) * max(SAMPLES, 4 * steps))
             seconds = passes * trials.needs(gradient_map, spec).operations / OPERATIONS_PER_SECOND
             if self.budget.is_spent or seconds > 4 * self.budget.left:
@@ -128,7 +135,8 @@ class LabelRound:
                     f"{self.settings.label_seconds:g} CPU seconds a round are not enough for it "
                     f"(label_seconds)"
                 )
-        # The number is the client's own word, and checks of the loss allocate as many logits.
+        # The number of samples is the client's own claim, and checks of the loss allocate as many
+        # rows of logits.
         told = seen.update.num_examples
         few = replace(seen.update, num_examples=min(told, MAX_SAMPLES))
         problem = pose(gradient_map, spec, replace(seen, update=few), ThreatModel())
@@ -148,7 +156,8 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of attacking the update of one step on a few images, which was never sent.
+    """The result of attacking a probe: the update of one step on a few images, which was never
+    sent.
 
     Attributes:
         size: the number of images.
@@ -164,10 +173,11 @@ class Probed:
 def probes(
     gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: Sequence[int]
 ) -> Iterator[tuple[Observation, Truth]]:
-    """Yield, for each size, the update of one step on this number of images, and these images.
+    """Yield, for each size, the update of one step on that number of a client's images, and the
+    images.
 
     The step is one of SGD on the client's first images, from the parameters and with the learning
-    rate of the client's update ``seen``. Its update is rounded like the difference of two models.
+    rate of the client's update ``seen``. The update is rounded like the difference of two models.
     Sizes above the client's own number of images are left out.
     """
     rate = seen.update.schedule.learning_rate
@@ -185,7 +195,8 @@ def probes(
 def attack_probe(
     attack: Attack, job: AttackJob, truth: Truth, evaluator: Evaluator | None, reference: Reference
 ) -> Probed:
-    """Return the result of attacking a probe, the only observation of ``job``.
+    """Return the result of attacking a probe, an update of one step, the only observation of
+    ``job``.
 
     The attack is given those facts about ``truth``, the probe's images, that the job's threat model
     grants.

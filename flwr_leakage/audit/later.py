@@ -24,15 +24,19 @@ KEPT = "kept"
 
 
 FINISHED = "finished"
-"""The folder, in ``KEPT``, that holds the results of attacked targets, so that an attack can go
-on."""
+"""The name of the folder, in ``KEPT``, with the results of targets that were attacked. An attack
+that was interrupted goes on from them.
+"""
 
 NUMBERS = "image_numbers.json"
-"""The file, in ``KEPT``, with the numbers that identify the attacked images; dropping a round
-leaves it."""
+"""The name of the file, in ``KEPT``, with the numbers that identify the attacked images through all
+rounds. The file stays when a round is dropped.
+"""
 
 CLOSED = "closed"
-"""The empty file that marks, while a run is attacked, that its records were closed before."""
+"""The name of the empty file that marks, while its updates are attacked, that a run had ended in
+order.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,13 @@ class KeptRun:
 
     Attributes:
         folder: the folder of the run, which holds a folder ``kept``.
-        audit_of: a function of a tracker that makes an audit like that of the run, with its attack.
-            The audit must not write to the tracker before it attacks. Inputs, schedules,
-            BatchNorm modes and truths are taken from the kept observations.
+        audit_of: a function that takes a tracker and returns an audit like that of the run, with
+            its attack. The audit must not write to the tracker before it attacks. Inputs,
+            schedules, BatchNorm modes and truths are taken from the kept observations.
         chunk: the number of targets that are attacked together. If the process is killed, at most
             the work on these is lost.
-        final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
+        final_buffers: the buffers of the finished model, for the threat model
+            ``batch_norm="final"``; ``None`` if they are not known.
         ray: the resources of a task on a Ray cluster, if the attacks run there.
     """
 
@@ -61,7 +66,7 @@ class KeptRun:
         """Return the observations that the run kept on disk to be attacked later.
 
         Raises:
-            ValueError: the run kept none.
+            ValueError: the run kept no observation.
         """
         kept = KeptObservations(inside(self.folder, KEPT))
         if not kept.rounds():
@@ -76,11 +81,12 @@ class KeptRun:
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
         """Return the audit of the run, which records to ``tracker``, and the disclosed facts.
 
-        They are the BatchNorm statistics of the finished model, if the threat model grants them.
+        The facts are the BatchNorm statistics of the finished model, if the threat model grants
+        them.
 
         Raises:
-            ValueError: there is no attack, or the threat model grants the final statistics and
-                there are none.
+            ValueError: there is no attack, or no buffers of the finished model, although the threat
+                model grants them.
         """
         later = self.audit_of(tracker)
         if later.attack is None:
@@ -97,16 +103,17 @@ class KeptRun:
 def walk(
     run: KeptRun, audit: ServerAudit, disclosed: Disclosure, stand_in: Attack
 ) -> Iterator[int]:
-    """Go through the rounds that ``attack_kept`` would attack, but call the attack ``stand_in``.
+    """Go through the kept rounds that were not attacked yet, and call ``stand_in`` on their
+    targets.
 
     Args:
         run: the run with the kept rounds.
-        audit: the audit that ``KeptRun.audit`` returns, which should record nowhere.
-        disclosed: the BatchNorm statistics that are disclosed to the attack in all rounds, if any.
-        stand_in: the attack that is called in the place of the run's own.
+        audit: the audit that ``KeptRun.audit`` returns, made with a tracker that stores nothing.
+        disclosed: the BatchNorm statistics that the attack is given in all rounds, if any.
+        stand_in: the attack that is called instead of the run's own.
 
     Yields:
-        The number of each round, once ``stand_in`` was called on its targets.
+        The number of each round after the call on its targets.
 
     Raises:
         ValueError: a file cannot be read; or a client's normalisation is not known, so that all
@@ -136,11 +143,11 @@ def walk(
 def attack_kept(run: KeptRun, workers: int | RayTasks = 1) -> int:
     """Attack the kept observations of a run folder, and return how many rounds were finished.
 
-    It may be killed at any moment and called again: results of finished targets are read from disk,
-    and the records of an unfinished round are completed. Rounds that were attacked before are not
-    attacked again; where a later round is attacked or decoded together with them, their results are
-    read from disk. A round with an unreadable file remains to be attacked. The training may go on
-    meanwhile; call this function again for the rounds that are kept later.
+    The process may be killed at any moment and the function called again. Results of finished
+    targets are then read from disk, and the records of an unfinished round are completed. Rounds
+    that were attacked before are not attacked again. A round with an unreadable file remains to be
+    attacked. The training may go on meanwhile; call this function again for the rounds that are
+    kept later.
 
     Args:
         run: the run, and the settings of its attack.
@@ -148,7 +155,8 @@ def attack_kept(run: KeptRun, workers: int | RayTasks = 1) -> int:
 
     Raises:
         ValueError: there is no attack, nothing was kept, the file of the images' numbers cannot be
-            read, or the threat model grants the final statistics and there are none.
+            read, or the threat model grants the finished model's statistics and these are not
+            known.
     """
     kept = run.kept
     data, was_closed = read_run(run.folder), kept.folder / CLOSED
@@ -182,11 +190,11 @@ def _go_on(
     file: JsonlTracker,
     disclosed: Disclosure,
 ) -> bool:
-    """Attack a round, or read its results again where later rounds need them.
+    """Attack a kept round, or read its results again where later rounds need them.
 
-    The round is ``number`` of those in ``kept``; its records go to ``file``, and the attack is
-    given the facts ``disclosed``. Return whether all kept observations of the round were attacked
-    now, for the first time.
+    The round is ``number`` of those in ``kept``. Its records are written to ``file``, and the
+    attack is given the facts ``disclosed``. Return whether all its observations were attacked now,
+    for the first time.
     """
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
@@ -200,7 +208,8 @@ def _go_on(
     if problems and audit.threat.view == "aggregate":
         audit.warn(number, -1, f"round {number} was not attacked: its mean needs every update")
         return False
-    # A done round has everything: answers are read back, and no number is written twice.
+    # If the round was attacked before, its answers are read from disk, and no number is written
+    # twice.
     _attack_round(audit, number, several)
     file.flush()
     if is_done:
@@ -239,9 +248,10 @@ def _read_numbers(path: Path) -> ImageNumbers:
 
 
 def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
-    """Record which rounds' encodings (MixUp, InstaHide) cannot be decoded with later rounds' ones.
+    """Record the rounds whose encodings (MixUp, InstaHide) cannot be decoded with those of later
+    rounds.
 
-    An earlier call decoded them, and their observations have been dropped since.
+    An earlier call decoded these encodings, and the rounds' observations were dropped since.
     """
     if audit.threat.mixing != "known":
         return

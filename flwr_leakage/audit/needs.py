@@ -17,27 +17,32 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, Observation
 
 SAMPLES = 2
-"""The number of samples of a trial pass, as BatchNorm by batch statistics does not accept a single
-one."""
+"""The number of samples of a trial forward pass. BatchNorm by batch statistics does not accept a
+single one.
+"""
 
 COPIES = 48
-"""The bytes that an attack holds at its peak for each byte of a forward pass: the pass, its
-gradient in the parameters, the gradient of both in the inputs, and their scratch space. Measured
-were 19 to 27 (a convolution, its activation and a pooling of 256² to 1024² pixels, one to eight
-images, ``idlg`` and ``strongest``), 37 in a process that had attacked inputs of other sizes, and 76
-where ``strongest`` searches half a million pixels."""
+"""The estimated bytes that an attack holds at its peak for each byte of a forward pass: the pass,
+its gradient by the parameters, the gradient of both by the inputs, and scratch space. Measured were
+19 to 27 (a convolution, its activation and a pooling of 256² to 1024² pixels, one to eight images,
+``idlg`` and ``strongest``), 37 in a process that had attacked inputs of other sizes before, and 76
+where ``strongest`` searches half a million pixels. A larger value refuses more attacks.
+"""
 
 STEPS = 4
-"""The number of copies of the parameters that an attack holds for each local step from the third
-on. Those of the first step do not count, and a server that trains the model has room for those of
-the second."""
+"""The number of copies of the parameters that an attack holds for each local step but the first. A
+server that trains the model has memory for the copies of one step, which are subtracted.
+"""
 
 OPERATIONS_PER_SECOND = 5e9
-"""The number of floating-point operations that a slow CPU core does in a second."""
+"""The number of floating-point operations that a slow CPU core is assumed to do in a second. With a
+larger value, attacks on larger updates begin.
+"""
 
 LEAST_GRADIENTS = 10
-"""The least number of gradients for which an attack must have time; with fewer, no search has found
-anything."""
+"""The least number of gradients for which an attack must have time, else it is refused. It is a
+choice: attacks by optimisation take tens to hundreds.
+"""
 
 _MAX_CALLS = 50_000
 _REAL_BYTES = 2**20  # most bytes of an input that is passed with values; 3 × 224² takes 0.6 MB
@@ -46,11 +51,11 @@ _MAX_KEPT = 256
 
 @runtime_checkable
 class HasObservation(Protocol):
-    """An object that holds an observation to attack."""
+    """An object that holds an observation, the input of an attack."""
 
     @property
     def observation(self) -> Observation:
-        """Return the observation, which is all that the attack is given."""
+        """Return the observation, which is all that the attack is given of a target."""
 
 
 T = TypeVar("T", bound=HasObservation)
@@ -73,14 +78,14 @@ class Needs:
 
 @dataclass
 class Trials:
-    """A meter of the memory and time of attacks on a model, which refuses those beyond limits.
+    """A meter of the memory and time of attacks on a model, which refuses attacks beyond limits.
 
     A forward pass of meta tensors, which have a shape and no values, tells the bytes and
     operations. The results of the latest models and inputs are kept.
 
     Attributes:
         max_bytes: the limit of the bytes of an attack on one target; ``None`` for no limit.
-        max_seconds: the CPU seconds that such an attack may take; ``None`` for no limit.
+        max_seconds: the CPU seconds that an attack on one target may take; ``None`` for no limit.
     """
 
     max_bytes: int | None = None
@@ -91,8 +96,8 @@ class Trials:
         """Return the memory and work of a forward pass on one sample.
 
         Raises:
-            ValueError: the model does not accept such inputs, or one of them alone needs too much
-                memory.
+            ValueError: the model does not accept inputs of the spec's shape, or one input alone
+                needs too much memory.
         """
         key = (spec, gradient_map.batch_norm)
         if key not in self._known:
@@ -111,11 +116,11 @@ class Trials:
         return found
 
     def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
-        """Return in words why an attack on an observation is refused; empty if it is not.
+        """Return in words why an attack on an observation is refused; empty if the attack may run.
 
-        It is refused if its memory would exceed ``max_bytes``, if ``LEAST_GRADIENTS`` gradients
-        would take longer than ``max_seconds``, or if the model does not accept such inputs.
-        Without limits nothing is tried, and the result is empty.
+        An attack is refused if its memory would exceed ``max_bytes``, if ten gradients would take
+        longer than ``max_seconds``, or if the model does not accept inputs of the spec's shape.
+        Without limits nothing is tried.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
@@ -131,7 +136,7 @@ class Trials:
                 f"steps would need about {_megabytes(needed)} MB, more than "
                 f"max_bytes={self.max_bytes} ({_megabytes(self.max_bytes)} MB)"
             )
-        # A gradient in the inputs takes two passes more than the forward one.
+        # A gradient by the inputs costs as much as three forward passes.
         seconds = 3 * samples * needs.operations / OPERATIONS_PER_SECOND
         if self.max_seconds is not None and LEAST_GRADIENTS * seconds > self.max_seconds:
             return (
@@ -144,7 +149,7 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield the targets ``several`` in groups that ``max_bytes`` let one attack at once."""
+        """Yield targets in groups, each small enough to be attacked within ``max_bytes``."""
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:
@@ -161,14 +166,19 @@ class Trials:
 
 
 def _samples(seen: Observation) -> int:
-    """Return the number of samples of all steps together; in a mean update, of all its clients."""
+    """Return the number of samples of all steps of an update together.
+
+    For the mean of updates, each client counts as many as the steps may use at most.
+    """
     schedule = seen.update.schedule
     used = min(schedule.batch_size, seen.update.num_examples)
     return schedule.num_steps * used * max(len(seen.members), 1)
 
 
 def _bytes(needs: Needs, seen: Observation) -> float:
-    """Return an estimate of the bytes, beside the model's, that an attack on an update takes."""
+    """Return an estimate of the bytes that an attack on an update takes, beside those
+    of the model.
+    """
     copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
     return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
 
@@ -178,15 +188,16 @@ def _size(params: Params) -> int:
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
-    """Return the memory and work of a forward pass on one sample, by a pass without values.
+    """Return the memory and work of a forward pass on one sample, by a pass of tensors without
+    values.
 
-    If the model's computation depends on values, zeros are passed instead, if one input has at most
-    1 MiB. ``spec`` holds the inputs' shapes, which an untrusted client may have told; the
-    intermediate results of one sample may take ``max_bytes``.
+    If the model's computation depends on values, zeros are passed instead; for this, one input may
+    have at most 1 MiB. ``spec`` holds the inputs' shapes, which an untrusted client may have told;
+    the intermediate results of one sample may take ``max_bytes``.
 
     Raises:
-        ValueError: the model does not accept such inputs, or one of them takes more than
-            ``max_bytes``.
+        ValueError: the model does not accept inputs of this shape, or one input takes more than
+            these bytes.
     """
     size = 4 * math.prod(spec.shape)
     if size > min(max_bytes, 2**40):
@@ -218,7 +229,9 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
 
 def _decides_by_values(error: Exception) -> bool:
-    """Return whether a pass failed because its tensors hold no values, and not by their shape."""
+    """Return whether a forward pass failed because its tensors hold no values, not by
+    their shape.
+    """
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
@@ -227,8 +240,8 @@ def _pass(
 ) -> tuple[Tensor, float]:
     """Return the logits of a forward pass on zeros, and its floating-point operations.
 
-    ``counted`` counts the bytes of the intermediate results; ``device`` is ``None`` for the
-    model's own.
+    ``counted`` counts the bytes of the intermediate results; ``device`` is the device of the pass,
+    ``None`` for the model's own.
     """
     own = next(iter(gradient_map.params.values()))
     place = own.device if device is None else device
@@ -243,11 +256,13 @@ def _pass(
 
 
 class _TooMuchError(Exception):
-    """The error of a forward pass whose intermediate results reach a limit."""
+    """The error of a forward pass whose intermediate results, or whose operations,
+    exceed a limit.
+    """
 
 
 class _Counted(TorchDispatchMode):
-    """A PyTorch mode that counts the bytes of new results, and raises an error at a limit.
+    """A PyTorch mode that counts the bytes of results, and raises an error beyond a limit.
 
     Results that share memory with the arguments of their operation do not count.
     """
@@ -263,8 +278,8 @@ class _Counted(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
-        # PyTorch marks no views in this mode, such as a linear layer's transposed weight. They are
-        # recognised by the storage that they share with an argument.
+        # In this mode PyTorch marks no views, such as a linear layer's transposed weight. A view is
+        # recognised by the storage that it shares with an argument.
         held = {_storage(value) for value in tree_leaves((args, kwargs)) if _is_tensor(value)}
         for value in tree_leaves(result):
             if _is_tensor(value) and _storage(value) not in held:

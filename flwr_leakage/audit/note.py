@@ -24,7 +24,9 @@ _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 
 class Assumed(NamedTuple):
-    """The schedule, the input spec and the BatchNorm mode that an attack on a client assumes."""
+    """The local schedule, the input spec and the BatchNorm mode that an attack on a
+    client assumes.
+    """
 
     schedule: LocalSchedule
     spec: InputSpec
@@ -32,7 +34,7 @@ class Assumed(NamedTuple):
 
     @property
     def inputs(self) -> tuple[InputSpec, BatchNormMode]:
-        """Return the input spec and the BatchNorm mode alone."""
+        """Return the assumed input spec and BatchNorm mode, without the schedule."""
         return self.spec, self.batch_norm
 
 
@@ -59,19 +61,22 @@ REPLAY_WORDS: dict[ReplayKind, str] = {
     ),
     "undone": "the training was not replayed",
 }
-"""The sentence that a server reads for each category of a replay's result, unless the owner shares
-more."""
+"""The sentence that a server reads on the replay of a client's training, by the category of the
+replay's result. If the client's owner shares more, the server reads details instead.
+"""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of replaying a client's captured training.
+    """The result of replaying a client's captured training, to compare its end with the sent
+    update.
 
     Attributes:
         kind: the category of the result, such as ``explained`` or ``refuted``, a key of
             ``REPLAY_WORDS``. By default only the category is sent to the server.
-        residual: ‖sent − replayed‖ / ‖sent − received‖ of the parameters; ``None`` where nothing
-            was replayed or it is not shared.
+        residual: ‖sent − replayed‖ / ‖sent − received‖ of the parameters: those sent after
+            training, those that the replay ends with, and those received before. ``None`` where
+            nothing was replayed or the residual is not shared.
         sentence: the result in words.
     """
 
@@ -92,8 +97,10 @@ class ReplayResult:
 
     @property
     def replayed(self) -> bool:
-        """Return whether the client repeated this round's training. Else it only compared start,
-        settings, steps and end with those of an earlier round.
+        """Return whether the client repeated this round's training.
+
+        Otherwise the client only compared its start, settings, steps and end with those of an
+        earlier round, or checked nothing.
         """
         return self.kind in ("explained", "masked", "refuted")
 
@@ -103,7 +110,7 @@ class ClientNote:
     """The note that a client sends beside its update.
 
     Attributes:
-        client_id: the partition id.
+        client_id: the client's partition id.
         measurements: scores, with a value for each sample; empty unless the client sends its
             scores.
         train_cpu_seconds: the CPU seconds of the training loop; ``None`` where they are not shared.
@@ -111,10 +118,10 @@ class ClientNote:
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: the client's words on its settings.
-        own_config: whether the client runs by a config of its own, so that the server knows neither
-            its samples nor its draws.
-        training: the facts about its training, such as its steps; ``None`` where it was not
-            captured.
+        own_config: whether the client runs by a config of its own, so that a simulation's server
+            knows neither its samples nor its random draws.
+        training: the facts about the client's training, such as its steps; ``None`` where it was
+            not captured.
         replay: the result of replaying the captured training; ``None`` where it was not captured.
         explained: whether the scored model explains the update, in words; empty if this was not
             checked.
@@ -135,7 +142,7 @@ class ClientNote:
     replay_cpu_seconds: float | None = None
 
     def to_text(self) -> str:
-        """Return the note as JSON."""
+        """Return the note as JSON, which ``from_text`` reads."""
         content = {
             "client-id": self.client_id,
             "train-cpu-seconds": self.train_cpu_seconds,
@@ -144,8 +151,8 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
-            # These parts are texts of their own: they seldom change from round to round, and are
-            # parsed once.
+            # These two parts are texts within the JSON. They seldom change between rounds, so that
+            # their parsed forms are remembered.
             "training": None if self.training is None else _written(self.training),
             "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
@@ -154,7 +161,9 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the client's remark, and its check of the scored model, as sentences, if sent."""
+        """Return the client's remark, and its check of the scored model, as sentences,
+        where sent.
+        """
         who, said = f"client {self.client_id} says", []
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."
@@ -167,10 +176,12 @@ class ClientNote:
     def differs_from(
         self, assumed: Assumed | None, num_examples: int | None = None
     ) -> tuple[str, ...]:
-        """Return each setting in which the client's training differs from an attack's assumption.
+        """Return in words each setting in which the client's training differs from an attack's
+        assumption.
 
         Args:
-            assumed: the assumption; ``None`` if its schedule is not known, so that nothing differs.
+            assumed: the assumption; ``None`` if the client's schedule is not known. The result is
+                then empty.
             num_examples: the number of the client's samples in the round; ``None`` if unknown.
         """
         if self.training is None or assumed is None:
@@ -180,9 +191,8 @@ class ClientNote:
     def speaks_against(self, other: Sequence[str]) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        They tell how the client's training differs from the one that the attack assumes (``other``,
-        the result of ``differs_from``), and whether the captured training does not explain the
-        update.
+        They tell ``other``, the differences from the assumed training by ``differs_from``, and
+        whether the captured training does not explain the update.
         """
         said = []
         if other:
@@ -199,10 +209,10 @@ class ClientNote:
         """Return the note that a client sent as text (JSON by ``to_text``), after checking it.
 
         Clients are not trusted. Names and units are cut at 100 characters, other texts at 500.
-        Characters that would control a terminal or be invisible on a page are spelled out.
+        Characters that would control a terminal or be invisible on a page become escapes.
 
         Raises:
-            ValueError: it is no note that ``to_text`` writes.
+            ValueError: the text is no note that ``to_text`` writes.
         """
         if not isinstance(text, str) or len(text) > _MAX_CHARACTERS:
             raise ValueError("the client's note must be a text of at most 4 million characters.")
@@ -237,9 +247,9 @@ def _written(part: TrainingFacts | ReplayResult) -> str:
 
 
 def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
-    """Return a parser like ``read`` that remembers the results of short texts.
+    """Return a parser that gives the results of ``read``, and remembers those of short texts.
 
-    It returns ``None`` for ``None``.
+    The parser returns ``None`` for ``None``.
     """
     known = lru_cache(maxsize=1024)(read)
 
@@ -279,7 +289,7 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=as_count(entry["products"], 2**63),
         errors=tuple(None if e is None else as_number(e) for e in _list(entry.get("errors", []))),
-        # ``Measurement`` refuses a state that does not exist.
+        # The class ``Measurement`` refuses an unknown state.
         states=tuple(_list(entry.get("states", []))),
     )
 

@@ -32,10 +32,11 @@ def write_own_record(
         folder: the folder of one run and client; it is made if it does not exist.
         server_round: the number of the round, from 1.
         note: the client's note, with all scores.
-        update: the update that was sent, or would have been if the client had not refused.
-        attacked: the result of the client's attack on its update, or ``None``.
-        said: sentences on whether the update passed the client's own limits.
-        refused: whether nothing was sent.
+        update: the update that was sent, or the one that was withheld.
+        attacked: the result of the client's attack on its own update; ``None`` if the round was not
+            attacked.
+        said: sentences on whether the update passed its owner's limits; the last is the decision.
+        refused: whether the update was withheld.
         attack: the settings of the client's attack; ``None`` for no attack.
     """
     from flwr_leakage.audit.record import Recorder
@@ -82,9 +83,9 @@ def write_own_probes(
 ) -> None:
     """Append attacks on probes to a client's own run folder, which is made if it does not exist.
 
-    A probe is one step on a few of the round's samples. It is attacked where no attack fits the
-    round as a whole, for a reason that the note's remark tells. ``num_examples`` is the number of
-    samples of the round, and ``probed`` has a result for each number of images.
+    A probe is the update of one step on a few of the round's samples. Probes are attacked where the
+    round's own update cannot be, for a reason that the note's remark tells. ``num_examples`` is the
+    number of samples of the round, and ``probed`` has a result for each probe.
     """
     from flwr_leakage.audit.record import Recorder
 

@@ -1,4 +1,4 @@
-"""Show a person the progress of an audit: the round, the attack, its state and its time."""
+"""Show the progress of an audit to a person: the round, the attack, its state and its time."""
 
 import time
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from flwr_leakage.attacks.base import AttackProgress, ProgressCallback
 
 
 def count(amount: int, noun: str) -> str:
-    """Return an amount with its noun, in the singular or the plural.
+    """Return a number with its noun, in the singular or the plural.
 
     Example:
         >>> count(1, "update"), count(3, "update")
@@ -28,7 +28,7 @@ class Progress(Protocol):
         """Print a line that later statuses do not overwrite."""
 
     def status(self, text: str) -> None:
-        """Show the current status; the next status replaces it."""
+        """Show a text as the current status, which the next status replaces."""
 
     def close(self) -> None:
         """Remove the status."""
@@ -50,8 +50,8 @@ class SilentProgress:
 class ConsoleProgress:
     """A display of progress by lines and a spinner on a terminal.
 
-    Where the console is no terminal, a status line is printed every few seconds in the spinner's
-    place.
+    Where the console is no terminal, the status is printed as a line every ``interval`` seconds
+    instead.
 
     Args:
         console: the console to write to; standard output by default.
@@ -67,12 +67,14 @@ class ConsoleProgress:
         self._spinner: Status | None = None
 
     def line(self, text: str) -> None:
-        """Print a line with the time since the start."""
+        """Print a line that begins with the time since the display was made."""
         text = self._encodable(f"{self._elapsed()}  {text}")
         self.console.print(text, markup=False, highlight=False, emoji=False)
 
     def status(self, text: str) -> None:
-        """Update the spinner, or print the status every ``interval`` if there is no terminal."""
+        """Update the spinner; without a terminal, print the status at most every ``interval``
+        seconds.
+        """
         if self.console.is_terminal:
             if self._spinner is None:
                 spinner = "dots" if self._unicode else "line"
@@ -107,7 +109,7 @@ class ConsoleProgress:
 def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
     """Return a callback that shows an attack's progress as the display's status.
 
-    The status begins with ``name``, such as that of the round.
+    The status begins with ``name``, such as ``round 3/10``.
     """
 
     def report(now: AttackProgress) -> None:

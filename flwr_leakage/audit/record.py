@@ -1,4 +1,4 @@
-"""Hand an audit's numbers, pictures and events to the tracker that stores them."""
+"""Hand an audit's numbers, images and events to the tracker that stores them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,15 +38,18 @@ SERVER = -1
 
 
 Where = tuple[int, int]
-"""The round and the client that a record is about."""
+"""The number of the round and the client id that a record is about; the id is −1 for the server."""
 
 SPARED = "not scored:"
-"""The beginning of the note of a sample that a score's plan left out."""
+"""The beginning of the note of a sample that was not scored, as it was not chosen or the time for
+scores was spent.
+"""
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """A writer that turns the results of an audit into records, by round, client and sample.
+    """A writer that turns the results of an audit into a run's records, by round, client and
+    sample.
 
     Attributes:
         tracker: the tracker that stores the records.
@@ -63,7 +66,7 @@ class Recorder:
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
     def error(self, server_round: int, message: str) -> None:
-        """Record an error that ended the run, or makes its record worthless."""
+        """Record an error that ended the run, or makes the run's records worthless."""
         self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
 
     def information(self, server_round: int, client_id: int, message: str) -> None:
@@ -86,7 +89,7 @@ class Recorder:
     def note(self, server_round: int, note: ClientNote) -> None:
         """Record a client's note on a round: its scores, the check of its update, and CPU seconds.
 
-        The check is a replay of the client's training.
+        The check is the result of replaying the client's training.
         """
         where = (server_round, note.client_id)
         for measurement in note.measurements:
@@ -99,11 +102,13 @@ class Recorder:
                 self.cost(server_round, name, seconds, note.client_id)
 
     def _replay(self, where: Where, replay: ReplayResult) -> None:
-        """Record a replay's result for ``where``, (round, client id), by a name that depends on it.
+        """Record the result of a replay of a client's training, under a name that depends on the
+        result.
 
-        The name is ``replay_residual``, with ‖sent − replayed‖ / ‖sent − received‖;
-        ``not_replayed`` if the round's training was not replayed; or ``replay_passed``, with the
-        value 1, if the replay explains the update and the residual is not shared.
+        ``where`` is (round, client id). The name is ``replay_residual``, with the value ‖sent −
+        replayed‖ / ‖sent − received‖ of the parameters; ``not_replayed`` if the round's training
+        was not replayed; or ``replay_passed``, with the value 1, if the replay explains the update
+        and the residual is not shared.
         """
         name, value = "replay_residual", replay.residual
         if replay.kind == "unchanged":
@@ -115,8 +120,8 @@ class Recorder:
     def trained_otherwise(self, where: Where, differences: Sequence[str]) -> None:
         """Record in how many settings a client's training differs from what an attack assumes.
 
-        ``where`` is (round, client id). The note names each of them, as in *learning rate 0.1,
-        assumed 1*. A client may have written parts of them.
+        ``where`` is (round, client id). The record's note is ``differences``, such as *learning
+        rate 0.1, assumed 1*, in which parts may be a client's own words.
         """
         count, told = float(len(differences)), plain_text("; ".join(differences))
         self._number(where, -1, "check", "trained_otherwise", count, note=told)
@@ -131,9 +136,9 @@ class Recorder:
     ) -> None:
         """Record a client's training as the server knows it, and why the client was not attacked.
 
-        ``where`` is (round, client id). The schedule is ``None`` if its steps are not known.
-        ``kept_out`` is empty if the client was attacked, and ``optimizer`` is the class name of its
-        optimizer.
+        ``where`` is (round, client id). ``schedule`` is ``None`` if the client's steps are not
+        known. ``kept_out`` is the reason in words, empty if the client was attacked, and
+        ``optimizer`` is the class name of its optimizer.
         """
         count = float(num_examples)
         done = schedule.describe(num_examples, self.sample) if schedule else ""
@@ -143,17 +148,21 @@ class Recorder:
             self._number(where, -1, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, where the method ``client`` has not done so."""
+        """Record why an update was not attacked, if that became known after the call of
+        ``client``.
+        """
         where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
         self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
 
     def samples(
         self, where: Where, truth: Truth, names: Sequence[str], numbers: Sequence[int]
     ) -> None:
-        """Record the class and the number of each private sample, which a simulation knows.
+        """Record the class and the identifying number of each private sample, which a simulation
+        knows.
 
-        ``where`` is (round, client id), and ``names`` are the names of the classes. ``numbers``
-        identify each sample through all rounds. Texts for a model of the next token have no class.
+        ``where`` is (round, client id), and ``names`` are the names of the classes. ``numbers`` has
+        for each sample a number that identifies it through all rounds. Texts for a model of the
+        next token have no class.
         """
         targets = truth.private.targets
         has_class = targets.ndim == 1 or targets.is_floating_point()
@@ -169,7 +178,7 @@ class Recorder:
     ) -> None:
         """Record the attack on an update as the defense ``name`` would have released it.
 
-        ``where`` is (round, client id). All records have ``name`` in their names. ``change`` is
+        ``where`` is (round, client id). The names of all records contain ``name``. ``change`` is
         ‖released − raw‖ / ‖raw‖ of the update, where raw is the undefended one. The training never
         used the released update.
         """
@@ -183,12 +192,14 @@ class Recorder:
         """Record the membership test of each candidate sample in one update.
 
         The evidence is recorded as 2 if algebra decides, 1 if members have lower statistics than
-        others on average, and 0 if the test says nothing. Its note tells the reason and the source
-        of the null samples, which cannot be members. The power is the share of members that the
-        test found, at 1 % of false alarms, when the round was repeated on null samples. The p-value
-        of a candidate whose statistic is below those of all null samples is marked: as ``tail`` if
-        a fitted tail gives it, else as an upper bound. ``is_member`` tells the truth for each
-        candidate, ``None`` outside of simulations; ``where`` is (round, client id).
+        others on average, and 0 if the test says nothing. The evidence's note tells the reason and
+        the source of the null samples, which cannot be members. The power is the share of members
+        that the test found, at 1 % of false alarms, when the round was repeated on null samples. If
+        a candidate's statistic is below those of all null samples, its p-value is marked: as
+        ``tail`` if a fitted tail gives it, else as an upper bound.
+
+        ``where`` is (round, client id), ``made`` the result of the test, and ``is_member`` tells
+        for each candidate whether the client trained on it; ``None`` outside of simulations.
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records (described as “{made.null_origin}”)"
@@ -217,7 +228,7 @@ class Recorder:
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
         """Record the wall-clock and CPU seconds of a round's attack.
 
-        The records' names begin with ``name``.
+        The names of the two records begin with ``name``.
         """
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
@@ -225,10 +236,10 @@ class Recorder:
     def outcome(
         self, where: Where, answer: Reconstruction, threat: ThreatModel, outcome: Outcome
     ) -> None:
-        """Record the attack on a client: its final objective, the metrics, and the images or texts.
+        """Record the attack on a client: the final objective, the metrics, and the images or texts.
 
         ``where`` is (round, client id). The objective's note names the facts that ``threat`` grants
-        the attacker, and what each attack of a portfolio achieved.
+        the attacker, and what each attack achieved if several were tried.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -242,11 +253,12 @@ class Recorder:
     def labels(
         self, where: Where, found: LabelEstimate | str, truth: Sequence[int] | None = None
     ) -> None:
-        """Record the class counts inferred from an update, or why there are none.
+        """Record the number of samples of each class that was inferred from an update, or why none
+        was.
 
-        ``where`` is (round, client id), and ``found`` the number of samples of each class, with the
-        share of labels that is expected to be right, or else the reason in words. ``truth`` is the
-        true number of samples of each class; ``None`` where it is not known.
+        ``where`` is (round, client id), and ``found`` the estimate, or the reason in words why
+        there is none. ``truth`` is the true number of samples of each class; ``None`` where it is
+        not known.
         """
         if isinstance(found, str):
             self._number(where, -1, "labels", "expected_right", None, note=found)
@@ -262,7 +274,8 @@ class Recorder:
     def probe(self, where: Where, probed: Probed) -> None:
         """Record the attack on a probe: the update of one step on a few of a client's images.
 
-        The records' names begin with the number of images; ``where`` is (round, client id).
+        The names of the probe's records begin with its number of images, such as ``4/psnr``;
+        ``where`` is (round, client id).
         """
         (answer,) = probed.attempt.answers
         note = answer.error or answer.summary
@@ -274,10 +287,11 @@ class Recorder:
         self.cost(server_round, "probe_cpu_seconds", probed.attempt.cpu_seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """Record the image that a guess without any attack gives, to compare reconstructions with.
+        """Record the blind guess, an image made without any attack, to compare reconstructions
+        with.
 
-        ``pixels`` are (C, H, W) in [0, 1]. Token ids, for texts, are not recorded: their guess is
-        one token repeated.
+        ``pixels`` are (C, H, W) in [0, 1]. The token ids of a guess at texts are not recorded, as
+        they are one token repeated.
         """
         if pixels.is_floating_point():
             self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
@@ -319,9 +333,10 @@ class Recorder:
     def _measurement(
         self, where: Where, kind: RecordKind, measurement: Measurement, spared: str = "\0"
     ) -> None:
-        """Record a measurement of ``where``, (round, client id), by a record for each sample.
+        """Record a measurement of a client in a round, by a record for each sample.
 
-        Samples whose note begins with ``spared`` share a single record without a value.
+        ``where`` is (round, client id). Samples whose note begins with ``spared`` share a single
+        record without a value.
         """
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count
@@ -358,5 +373,5 @@ class Recorder:
 
 
 def _ended_by_time(answer: Reconstruction) -> bool:
-    """Return whether the time limit, and not the attack itself, ended the search."""
+    """Return whether the time limit ended the search for an answer."""
     return answer.stats.get("stopped") == "budget"

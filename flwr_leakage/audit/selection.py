@@ -1,4 +1,4 @@
-"""Choose the updates that are attacked in a round."""
+"""Choose the clients' updates that are attacked in a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from flwr_leakage.values import require
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice of the clients that are attacked, and of the rounds.
+    """The choice of the rounds and the clients that are attacked.
 
     Attributes:
         every: the number of rounds from one attack to the next, ≥ 1.
@@ -17,8 +17,8 @@ class Selection:
         clients: the partition ids of the clients to attack; ``None`` for all.
         max_clients: the largest number of clients to attack in a round, in the order of their ids;
             ``None`` for no limit.
-        max_examples: the largest number of samples that an attacked client reports; ``None`` for no
-            limit.
+        max_examples: the largest number of samples that a client may report to be attacked;
+            ``None`` for no limit.
     """
 
     every: int = 1
@@ -41,7 +41,8 @@ class Selection:
         return not self.refuses(server_round, client_id)
 
     def refuses(self, server_round: int, client_id: int) -> str:
-        """Return in words why a client is not attacked in a round; empty if it may be.
+        """Return in words why a client is not attacked in a round; empty if the client may be
+        attacked.
 
         The limits ``max_clients`` and ``max_examples`` are not considered.
         """
@@ -58,7 +59,10 @@ class Selection:
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
 
     def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
-        """Return, by client id, in words why a client of a round is not attacked."""
+        """Return the reasons in words why clients of a round are not attacked, by client id.
+
+        Clients that are attacked are left out.
+        """
         chosen = {observation.client_id for observation in self(observations)}
         limit = f"at most {self.max_clients} clients are attacked in a round"
         return {
@@ -68,7 +72,7 @@ class Selection:
         }
 
     def _against(self, observation: Observation) -> str:
-        """Return in words why an update is not attacked; empty if it may be.
+        """Return in words why an update is not attacked; empty if the update may be attacked.
 
         The limit ``max_clients`` is not considered.
         """

@@ -33,7 +33,9 @@ from flwr_leakage.report.grades import Grade, grade
 from flwr_leakage.values import require
 
 PREFIX = "self_attack_"
-"""The beginning of the names of the metrics that a client shares of its attack on itself."""
+"""The beginning of the names of the metrics that a client shares of its attack on its
+own update.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,10 @@ class SelfAttacked:
     Attributes:
         attempt: the attack's answer, with its cost.
         outcome: the metrics and images; ``None`` where nothing was attacked.
-        problem: why there is no usable answer, or empty.
+        problem: why the answer says nothing about the update's safety; empty if there is no such
+            reason.
         probes: the results of attacks on one step over a few of the samples, where the update
-            itself is not attacked. They are for the client's owner, and never shared.
+            itself is not attacked. These results are for the client's owner, and never shared.
     """
 
     attempt: Attempt
@@ -55,17 +58,19 @@ class SelfAttacked:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Return the metrics, each with a value for every sample; empty if nothing was attacked."""
+        """Return the metrics of the attack, with a value for each sample; empty if nothing was
+        attacked.
+        """
         return () if self.outcome is None else self.outcome.measurements
 
     @property
     def psnr(self) -> list[float]:
-        """Return the PSNR in dB of each sample that has one."""
+        """Return the PSNR in dB of the reconstruction of each sample that has one."""
         return [value for value in self._column("psnr") if value is not None]
 
     @property
     def grades(self) -> list[Grade]:
-        """Return the grades of the samples that have one.
+        """Return the grade of each sample that has one.
 
         A grade says how well a sample was recovered: ``exact``, ``recognisable``, ``partly`` or
         ``nothing`` (``flwr_leakage.report.grades``).
@@ -76,7 +81,7 @@ class SelfAttacked:
         return [each for each in found if each is not None]
 
     def shared(self, sharing: Sharing) -> tuple[Measurement, ...]:
-        """Return the metrics that the owner shares, under names beginning with ``self_attack_``."""
+        """Return the metrics that the owner shares with the server, as ``self_attack_METRIC``."""
         return tuple(
             replace(found, name=PREFIX + found.name)
             for found in self.measurements
@@ -91,9 +96,9 @@ class SelfAttacked:
 
 @dataclass(frozen=True)
 class SelfAttack:
-    """The settings of a client's attack on its own update, after its defense.
+    """The settings of a client's attack on its own update, made after the client's defense.
 
-    The attack is given the server's observation and the facts that ``threat`` grants. The client's
+    The attack is given what the server observes, and the facts that ``threat`` grants. The client's
     samples are used only afterwards, to evaluate the answer. An attack that fails is no evidence of
     safety.
 
@@ -108,9 +113,9 @@ class SelfAttack:
             steps together; ``None`` for no limit.
         max_seconds: the CPU seconds that an attack may take; ``None`` for no limit.
         seed: the seed of the attack's draws, ≥ 0.
-        probe_sizes: numbers of samples. If an update is too large to be attacked, the update of one
-            step on each of these numbers is attacked instead; empty for none.
-        probe_seconds: the CPU seconds that each of these attacks may take.
+        probe_sizes: numbers of samples; empty for none. If an update is too large to be attacked,
+            updates of one step on these numbers of samples are attacked instead.
+        probe_seconds: the CPU seconds that the attack on one such step may take.
     """
 
     attack: Attack
@@ -180,10 +185,11 @@ class SelfAttack:
     def probe(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
     ) -> tuple[Probed, ...]:
-        """Attack the update of one step on a few samples, and compare the answers with them.
+        """Attack updates of one step on a few of a client's samples, and compare the answers with
+        these.
 
-        A result is returned for each of ``probe_sizes`` that ``private``, the client's samples, are
-        enough for. The parameters and the learning rate are those of the update ``seen``. The
+        There is a result for each of ``probe_sizes`` up to the number of the client's samples,
+        ``private``. The parameters and the learning rate are those of the update ``seen``. The
         attack is given the labels if the threat model grants them, and no batch statistics.
         """
         found = []
@@ -195,7 +201,8 @@ class SelfAttack:
         return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
-        """Return in words why the answer says nothing about the update's safety; else empty.
+        """Return why an answer says nothing about the update's safety; empty if nothing speaks
+        against it.
 
         ``count`` is the number of private samples.
         """
@@ -211,7 +218,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return in words why a client's update of a round is not attacked; empty if it is."""
+        """Return in words why a client's update is not attacked; empty if it is attacked."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

@@ -48,7 +48,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Round:
-    """The attack on the updates of one round, with the CPU seconds that are left for it."""
+    """The attack on the updates of one round, with the budget of CPU seconds that it may still
+    take.
+    """
 
     server_round: int
     attack: Attack
@@ -67,12 +69,14 @@ class ServerAudit:
         tracker: the tracker that stores numbers, events and images.
         run: the run's name.
         attack: the attack; ``None`` to record only scores and failures.
-        threat: the attacker's knowledge.
+        threat: the facts that the attacker is assumed to know, and whether it sees single updates
+            or a mean.
         selection: the clients and rounds to attack.
-        evaluator: the object that compares reconstructions with the truth, where there is one.
+        evaluator: the object that compares reconstructions with the true samples, where these are
+            known.
         truth: the source of the clients' true samples; ``None`` outside of simulations, where
-            labels and BatchNorm statistics cannot be granted either. It is not asked about clients
-            that say that they run by a config of their own.
+            labels and BatchNorm statistics cannot be granted either. The source is not asked about
+            clients that say that they run by a config of their own.
         reference: the reconstruction without any attack, and the pool of other images, with which
             reconstructions are compared; by default the mean colour, and no pool.
         what_ifs: by name, defenses under which each update is computed anew. Such an update is
@@ -98,8 +102,8 @@ class ServerAudit:
         large_clients: the settings for updates of many images, of which only class counts are
             inferred; ``None`` for none.
         own_config_clients: the clients that have said that they run by a config of their own.
-        images: the numbers that identify the images so far; set it to continue those of an earlier
-            audit.
+        images: the numbers that identify the images so far; set this attribute to continue the
+            numbers of an earlier audit.
     """
 
     gradient_map: GradientMap
@@ -155,10 +159,10 @@ class ServerAudit:
 
     @property
     def draws(self) -> bool:
-        """Return whether the audit may draw from a process-wide random generator.
+        """Return whether the audit may draw random numbers from a generator of the whole process.
 
-        An attack may do so, and so may a tracker, a display or a selection of the user's own. A
-        subclass that calls other objects overrides this property.
+        An attack may draw from one, and so may a tracker, a display or a selection of the user's
+        own. A subclass that calls further objects overrides this property.
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
@@ -166,7 +170,7 @@ class ServerAudit:
         return works or not own
 
     def begin_round(self, server_round: int) -> None:
-        """Note that a round begins now, and reset the CPU seconds that its tests may take."""
+        """Note that a round begins now, and reset the CPU seconds of its membership tests."""
         self._round_start = time.monotonic()
         self._tests = Budget.of(self.max_round_seconds)
         self._labels = None
@@ -175,18 +179,18 @@ class ServerAudit:
     def warn(self, server_round: int, client_id: int, message: str) -> None:
         """Record a warning: something went wrong, and the run goes on.
 
-        ``client_id`` is −1 if it is about no client. The text may come from a client.
+        ``client_id`` is −1 if the warning is about no client. The text may come from a client.
         """
         self._recorder.warning(server_round, client_id, plain_text(message))
         self._tell(server_round, message)
 
     def error(self, server_round: int, message: str) -> None:
-        """Record an error that ends the run, or makes its record worthless."""
+        """Record an error that ends the run, or makes its records worthless."""
         self._recorder.error(server_round, plain_text(message))
         self._tell(server_round, message)
 
     def inform(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message that reports no failure."""
+        """Record a message that reports no failure; ``client_id`` is −1 for no client."""
         self._recorder.information(server_round, client_id, plain_text(message))
 
     def wants(self, server_round: int, client_id: int) -> bool:
@@ -211,7 +215,7 @@ class ServerAudit:
             self.inform(server_round, client_id, said)
 
     def learn_from(self, names: Collection[str]) -> None:
-        """Restrict later attacks to the updates of the named parameters, as clients send no others.
+        """Restrict later attacks to the named parameters, the only ones that clients send.
 
         Attacks assume that the other parameters have the values of the given model.
         """
@@ -220,7 +224,7 @@ class ServerAudit:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record a client whose update was not observed, as ``wants`` returned false, and why."""
+        """Record that a client's update was not observed, as it is not attacked, and the reason."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
@@ -236,8 +240,8 @@ class ServerAudit:
     ) -> None:
         """Record a quantity of the global model, such as its test accuracy.
 
-        ``value`` is ``None`` if it is not known, and the unit of a pure number is 1. ``note`` tells
-        why the value is not known, or its source.
+        ``value`` is ``None`` if the quantity is not known, and the unit of a pure number is 1.
+        ``note`` tells the value's source, or why it is not known.
         """
         self._recorder.utility(server_round, name, value, unit, note)
 
@@ -250,7 +254,8 @@ class ServerAudit:
         num_updates: int | None = None,
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Record the clients' notes, then attack the selected updates, evaluate and record each.
+        """Record the clients' notes, then attack the selected updates, and evaluate and record
+        each.
 
         Args:
             server_round: the number of the round, from 1.
@@ -258,7 +263,7 @@ class ServerAudit:
             notes: the clients' notes.
             unknown: the ids of clients whose true samples nobody can know, beside those that say so
                 themselves.
-            num_updates: the number of updates received in the round; by default that of
+            num_updates: the number of updates received in the round; ``None`` for the number of
                 observations.
             inputs: by client id, the input spec and the BatchNorm mode that an attack assumes in
                 the place of ``spec`` and the model's mode.
@@ -273,7 +278,7 @@ class ServerAudit:
         for seen in observations:
             where, reason = (server_round, seen.client_id), left_out.get(seen.client_id, "")
             self._recorder.client(where, seen.update.schedule, seen.update.num_examples, reason)
-        # clients whose note is missing in this round are included
+        # Clients are included that said so in an earlier round and sent no note in this one.
         unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
         for seen in observations:
@@ -297,10 +302,10 @@ class ServerAudit:
         unknown: Set[int] = frozenset(),
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Attack the selected updates of a round, evaluate and record each.
+        """Attack the selected updates of a round, and evaluate and record each.
 
-        ``unknown`` and ``inputs`` are those of ``inspect``: clients whose true samples nobody can
-        know, and by client id, the input spec and BatchNorm mode to assume, not the audit's own.
+        ``unknown`` are the ids of clients whose true samples nobody can know. ``inputs`` are, by
+        client id, the input spec and BatchNorm mode to assume instead of the audit's own.
         """
         if self.attack is None:
             return
@@ -339,16 +344,18 @@ class ServerAudit:
         inputs: Mapping[int, Inputs],
         optimizer: str = "SGD",
     ) -> None:
-        """Test whether the candidate samples are members of the clients' data; record p-values.
+        """Test whether the candidate samples were used for the clients' updates, and record
+        p-values.
 
         Each update is tested by itself; if the attacker sees only their mean, the mean is tested.
 
         Args:
-            server_round: counted from 1.
+            server_round: the number of the round, from 1.
             observations: the updates that are tested, attacked or not.
-            unknown: clients whose true samples nobody can know, to compare the tests with.
-            inputs: by client id, its input spec and BatchNorm mode. Other clients have the audit's
-                own ``spec`` and mode.
+            unknown: the ids of clients whose true samples nobody can know, to compare the results
+                with.
+            inputs: by client id, a client's input spec and BatchNorm mode. Other clients have the
+                audit's own ``spec`` and mode.
             optimizer: the class name of the optimizer with which these clients trained.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
@@ -375,12 +382,12 @@ class ServerAudit:
         optimizer: str = "SGD",
         is_attacked: bool = False,
     ) -> None:
-        """Infer the class counts behind the update ``seen`` of many images, and record them.
+        """Infer the number of samples of each class behind an update of many images, and record it.
 
-        In a simulation, the update of one step on a few of the images is attacked, too, unless
-        ``is_attacked`` says that the update itself is. ``assumed`` are the input spec and the
-        BatchNorm mode that are assumed, ``unknown`` the clients whose true samples nobody can know,
-        and ``optimizer`` is the class name of the client's optimizer.
+        The update is ``seen``. In a simulation, the update of one step on a few of the images is
+        attacked, too, unless ``is_attacked`` says that ``seen`` itself is. ``assumed`` are the
+        input spec and the BatchNorm mode, ``unknown`` the clients whose true samples nobody can
+        know, and ``optimizer`` is the class name of the client's optimizer.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
@@ -439,7 +446,11 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack one step on a few of a client's images, for each of ``large.probe_sizes``."""
+        """Attack updates of one step on a few of a client's images, and record the results.
+
+        ``seen`` is the client's update, and ``truth`` holds its images. There is a step for each
+        number of images in ``large.probe_sizes``.
+        """
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
@@ -455,8 +466,8 @@ class ServerAudit:
     ) -> None:
         """Test the candidates for membership in one update, or the mean of several, in ``part``.
 
-        ``assumed`` are the inputs' spec and BatchNorm mode, and ``unknown`` the clients whose true
-        samples nobody can know.
+        ``assumed`` are the inputs' spec and BatchNorm mode, ``unknown`` are the clients whose true
+        samples nobody can know, and ``optimizer`` is the class name of the clients' optimizer.
         """
         assert self.candidates is not None
         spec, mode = assumed
@@ -508,10 +519,10 @@ class ServerAudit:
         return self._grant(target, unknown)
 
     def _attack(self, now: _Round, cases: list[Case]) -> None:
-        """Attack the targets ``cases`` together, then evaluate and record each answer.
+        """Attack several targets, ``cases``, together, then evaluate and record each answer.
 
-        The budget is that of the round ``now``. The attack is repeated on the updates that each
-        defense of ``what_ifs`` would have released.
+        ``now`` holds the round's attack and its budget. The attack is repeated on the updates that
+        each defense of ``what_ifs`` would have released.
         """
         for case, answer in self._answers(now, cases):
             client_id = case.observation.client_id
@@ -520,7 +531,7 @@ class ServerAudit:
             self._ask(now, name, source, cases)
 
     def _hear(self, server_round: int, note: ClientNote, num_examples: int | None) -> None:
-        """Record a client's note; ``num_examples`` is ``None`` if its update was not observed."""
+        """Record a client's note; ``num_examples`` is ``None`` if the update was not observed."""
         self._recorder.note(server_round, note)
         self._tell_of_settings(server_round, note)
         self._tell_of_training(server_round, note, num_examples)
@@ -544,12 +555,12 @@ class ServerAudit:
     def recall(self, server_round: int, observations: list[Observation]) -> None:
         """Remember a round that was attacked in an earlier run of this program.
 
-        Attacks on several rounds at once then take it into account.
+        Later attacks on several rounds at once then use the round, too.
         """
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Let later attacks assume this spec of the inputs and this mode of BatchNorm."""
+        """Make later attacks assume this spec of the inputs and this mode of BatchNorm."""
         self.spec = spec
         self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
         self._reference = self.reference or Reference.of(spec)
@@ -598,7 +609,7 @@ class ServerAudit:
             return None
 
     def _left_out(self, observations: list[Observation]) -> dict[int, str]:
-        """Return, by client id, in words why a client is not attacked."""
+        """Return the reasons in words why clients are not attacked, by client id."""
         if self.attack is None and self.keep is None:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
@@ -606,7 +617,8 @@ class ServerAudit:
     def _ask(self, now: _Round, name: str, source: WhatIfSource, cases: list[Case]) -> None:
         """Attack the updates that the defense ``name`` would have released from the same training.
 
-        ``source`` returns, for an observation, the update under that defense.
+        ``now`` holds the round's attack and budget, and ``cases`` are the targets as they were
+        sent. ``source`` returns, for an observation, the update under that defense.
         """
         asked: list[Case] = []
         changes: list[float] = []
@@ -634,7 +646,9 @@ class ServerAudit:
             self._recorder.what_if(where, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Record a client's remarks on its settings, and once that a defense draws from a seed."""
+        """Record a client's remarks on its settings, and, once, that a defense draws
+        from a seed.
+        """
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True
             message = (
@@ -658,9 +672,9 @@ class ServerAudit:
     ) -> None:
         """Warn, once, if a client's training is not as assumed, or does not explain its update.
 
-        A training does not explain the update if its replay gives another one. In each round in
-        which it is not as assumed, that is recorded, too. ``num_examples`` is the number of the
-        client's samples, ``None`` if its update was not observed.
+        A training does not explain the update if its replay gives another one. The differences from
+        the assumption are recorded in each round. ``num_examples`` is the number of the client's
+        samples, ``None`` if its update was not observed.
         """
         other = note.differs_from(self._assumed_of(note), num_examples)
         if other:
@@ -671,19 +685,19 @@ class ServerAudit:
     def _assumed_of(self, note: ClientNote) -> Assumed | None:
         """Return the schedule, inputs and BatchNorm mode that an attack on a client assumes.
 
-        ``None`` is returned if clients train by epochs and this one does not tell its steps.
+        The result is ``None`` if clients train by epochs and this client does not tell its steps.
         """
         schedule = self.schedule
         if isinstance(schedule, EpochSchedule):
             if note.training is None:
                 return None
-            # Its steps follow from its number of samples, which its facts do not tell.
+            # The client's steps follow from its number of samples, which the note does not tell.
             schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
         return Assumed(schedule, self.spec, self.gradient_map.batch_norm)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        # Updates become targets one by one, as one of them may not fit its earlier rounds.
+        # Updates become targets one by one, as one client's update may not fit its earlier rounds.
         parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
         targets = []
         for part in parts:
@@ -696,10 +710,10 @@ class ServerAudit:
         return targets
 
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
-        """Return a target with its truth and the facts that the threat model grants.
+        """Return a target with its true samples and the facts that the threat model grants.
 
-        ``None`` is returned, and the reason recorded, if nobody knows them, as for ``unknown``
-        clients.
+        The result is ``None``, and the reason is recorded, if the threat model grants facts that
+        nobody knows. Nobody knows the samples of the clients ``unknown``.
         """
         seen = target.observation
         source = None if unknown & {client for client, _ in target.members} else self.truth
@@ -716,8 +730,8 @@ class ServerAudit:
     ) -> list[tuple[Case, Reconstruction]]:
         """Attack targets together within the round's budget, and return each with its answer.
 
-        ``what`` names another defense, under which the updates were computed anew; it is empty for
-        the updates that were sent.
+        ``what`` names another defense, under which the updates were computed anew; ``what`` is
+        empty for the updates that were sent.
         """
         if not cases:
             return []
@@ -784,9 +798,9 @@ class ServerAudit:
 
 
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
-    """Return the names of trained weights that did not change at all, although other weights did.
+    """Return the names of trained weights that a client sent back unchanged, if others changed.
 
-    Biases are left out: a defense that keeps only the largest entries sets them to zero, too.
+    Biases are left out, as a defense that keeps an update's largest entries sets theirs to zero.
     """
     delta = seen.update.delta
     names = [name for name in delta if name in gradient_map.trained and delta[name].ndim > 1]

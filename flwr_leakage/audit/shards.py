@@ -1,9 +1,9 @@
 """Attack the kept observations of a run on several machines, and merge the results.
 
 Each machine has a copy of the run folder, or reaches the same one, and attacks its share of the
-targets. A share is a folder of files with the results of finished targets. The name of a file is a
-digest of everything that its result depends on, code and versions included, so that a file of
-another run is never taken.
+targets. A share (shard) is a folder of files with the results of finished targets. The name of a
+file is a digest of everything that its result depends on, code and versions included, so that a
+file of another run is never taken.
 """
 
 import re
@@ -25,14 +25,17 @@ from flwr_leakage.tracking.jsonl import make_private_folder, write_private
 from flwr_leakage.untrusted import MAX_JSON_BYTES, MAX_TENSORS_BYTES, inside, parse_json, read_file
 
 SHARDS = "shards"
-"""By default, a share's folder lies in the run's folder ``kept``, in a folder of this name."""
+"""The name of the folder, in the folder ``kept`` of a run, in which the folders of shares lie."""
 
 MANIFEST = "shard.json"
-"""The file, in a share's folder, that tells which share it is, once all of its targets are
-attacked."""
+"""The name of the file, in the folder of a share, that tells which share it is. The file is written
+once all of the share's targets are attacked.
+"""
 
 FORMAT = "flwr-leakage shard, version 1"
-"""The value of ``format`` in the manifest; manifests with another value are refused."""
+"""The value of ``format`` in the file ``shard.json`` of a share. A file with another value is
+refused.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ class Shard:
     def owner(self, server_round: int, number: int) -> "Shard":
         """Return the share to which a round's chunk of targets belongs.
 
-        Chunk ``number``, from 0, of round r belongs to share (r + number) mod n + 1 of n. As each
-        round begins with another share, the numbers of chunks of two shares differ by at most one
-        in a round.
+        Chunk ``number``, from 0, of round r belongs to share (r + number) mod n + 1 of n. A chunk
+        holds the targets that are attacked together. In a round, the numbers of chunks of two
+        shares differ by at most one, and each round begins with another share.
         """
         return Shard((server_round + number) % self.of + 1, self.of)
 
@@ -83,7 +86,8 @@ def attack_shard(
 ) -> int:
     """Attack one share of a run's kept observations, and return its number of chunks of targets.
 
-    It may be killed at any moment and called again; ``merge_shards`` records the results later.
+    The process may be killed at any moment and the function called again; ``merge_shards`` records
+    the results later.
 
     Args:
         run: the run with the folder ``kept``, which is only read.
@@ -93,8 +97,8 @@ def attack_shard(
 
     Raises:
         ValueError: there is no attack, nothing was kept, a file cannot be read, a client's
-            normalisation is not known, or the attack's code cannot be identified, so that results
-            of other code could not be told apart.
+            normalisation is not known, or the attack's code cannot be identified, by which results
+            are told apart.
     """
     name = f"{shard.index}-of-{shard.of}"
     place = folder or inside(run.folder, f"{KEPT}/{SHARDS}/{name}")
@@ -109,10 +113,11 @@ def attack_shard(
 
 
 def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
-    """Record the results of all shares as ``attack_kept`` would have; return the number of rounds.
+    """Record the results of all shares, and return the number of rounds that this completed.
 
-    Nothing is attacked. It may be called again: nothing is recorded twice. ``shards`` are the
-    folders of all shares, by default those in ``kept/shards`` of the run's folder.
+    The records are those that ``attack_kept`` would have made on one machine. Nothing is attacked,
+    and a second call records nothing twice. ``shards`` are the folders of all shares, by default
+    those in ``kept/shards`` of the run's folder.
 
     Raises:
         ValueError: a share is missing, is not finished, lacks targets, or belongs to another run,
@@ -151,7 +156,7 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
 def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:
     """Return the folder of each share, after checking that all shares of one division are there.
 
-    Without ``shards``, they are the folders in ``kept/shards`` of the run's folder.
+    ``shards`` are the given folders; without any, those in the run's ``kept/shards`` are used.
     """
     usual = inside(run.folder, f"{KEPT}/{SHARDS}")
     given = list(shards) or [path for path in sorted(usual.glob("*-of-*")) if not path.is_symlink()]
@@ -212,8 +217,8 @@ class _Share:
 
     Attributes:
         chunk: the number of targets that are attacked together.
-        shard: the share whose targets are attacked. Without a folder, only its number of shares is
-            used.
+        shard: the share whose targets are attacked. Without a folder, only the number of all shares
+            is used.
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
         folder: the folder of the results; ``None`` attacks nothing.
         chunks: the chunks found so far: those of the share, or without a folder those of all
@@ -227,7 +232,10 @@ class _Share:
     chunks: list[_Chunk] = field(default_factory=list)
 
     def see(self, run: KeptRun) -> None:
-        """Go through the rounds of a run, and collect the chunks of targets in ``chunks``."""
+        """Go through the kept rounds of a run, and collect their chunks of targets in ``chunks``.
+
+        With a folder, the chunks of this share are attacked.
+        """
         audit, disclosed = run.audit(CompositeTracker([]))
         assert audit.attack is not None
         audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)
@@ -244,7 +252,9 @@ class _Share:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack the share's targets among those of a job; the others' answers are failures."""
+        """Attack the targets of a job that belong to the share; the answers of other targets are
+        failures.
+        """
         answers = [failure("another shard's") for _ in job.observations]
         mine: list[int] = []
         for indices in self._parallel.chunks(job):
@@ -269,12 +279,12 @@ class _Share:
 
 @dataclass
 class _StatusOnly(SilentProgress):
-    """A display that shows the status and no lines, as the merged run will show the lines."""
+    """A display that shows the status and no lines, as ``merge_shards`` will show the lines."""
 
     progress: Progress
 
     def status(self, text: str) -> None:
-        """Show the current status."""
+        """Show a text as the current status, which the next status replaces."""
         self.progress.status(text)
 
     def close(self) -> None:

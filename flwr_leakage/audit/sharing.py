@@ -1,4 +1,4 @@
-"""Choose the facts that are sent beside a client's update; by default none is about samples."""
+"""Choose the facts that a client sends beside its update; by default none is about its samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,29 +7,35 @@ from flwr_leakage.audit.note import REPLAY_WORDS, ClientNote, ReplayResult
 from flwr_leakage.records import Measurement
 
 WORDS = ("numbers", "replay", "training", "times", "reasons")
-"""The words that an owner can share, apart from names of metrics; ``everything`` stands for all."""
+"""The words by which a client's owner chooses what is shared with the server, apart from names of
+metrics. ``everything`` stands for all five.
+"""
 
 UNREAD = "Neither scores nor samples were read off the training."
-"""The text that a server reads if nothing could be read off the training, unless reasons are
-shared."""
+"""The text that a server reads if nothing could be read off a client's training, unless the
+client's owner shares reasons.
+"""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The owner's choice of what the server may read; see docs/threat-model.md, "What travels".
+    """The choice, by a client's owner, of what the server may read beside the update.
+
+    See docs/threat-model.md, "What travels".
 
     Attributes:
         metrics: the names of the metrics of the client's attack on itself that are shared.
         numbers: whether all metrics of that attack are shared.
-        replay: whether the details of the replay are shared: the residual, and the causes of a
-            large one with factors and layers. Under noise they tell how far the update lies from
-            the training without noise, which undoes differential privacy.
+        replay: whether the details of the replay are shared: the residual, and, for a large
+            residual, its possible causes with factors and layers. Under noise these details tell
+            how far the update lies from the training without noise, which undoes differential
+            privacy.
         training: whether steps, batch sizes, shapes and a public normalisation are shared also
             where the sent update is not the trained one, or where the app reports no number of
             samples.
-        times: whether CPU seconds are shared. They tell how many defenses a gate tried.
-        reasons: whether it is shared why something failed, in words that may hold paths, labels and
-            numbers.
+        times: whether CPU seconds are shared. They tell the server how many defenses a gate tried.
+        reasons: whether the reasons of failures are shared, in words that may hold paths, labels
+            and numbers.
     """
 
     metrics: tuple[str, ...] = ()
@@ -48,7 +54,7 @@ class Sharing:
         sequence may also name metrics. A ``Sharing`` is returned as it is.
 
         Raises:
-            ValueError: the setting is a single word, and none of these.
+            ValueError: the setting is a single word, and none of these words.
         """
         if isinstance(share, Sharing):
             return share
@@ -66,11 +72,11 @@ class Sharing:
     def travelling(
         self, note: ClientNote, *, released_as_trained: bool, remark: str = ""
     ) -> ClientNote:
-        """Return the part of a note with all facts that the server is told.
+        """Return the part of a client's note that the server is told.
 
-        The note's measurements are those that may travel. ``released_as_trained`` says that the
-        update is sent without a defense. ``remark`` replaces the note's own, which may hold
-        reasons.
+        The note's measurements must already be those that may be sent. ``released_as_trained`` says
+        that the update is sent without a defense. ``remark`` replaces the note's own, which may
+        hold reasons.
         """
         told = note
         replay, training = note.replay, note.training
@@ -94,7 +100,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    In these notes, the sentence on the replay in ``note`` is replaced by a fixed one.
+    The sentence on the replay in ``note`` is replaced by the general one on a failed replay.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes
@@ -104,4 +110,4 @@ def _without(note: ClientNote, measurement: Measurement) -> Measurement:
 
 
 Shared = Sharing | str | Sequence[str]
-"""The forms in which an owner says what is shared; see ``Sharing.of``."""
+"""The setting by which a client's owner says what is shared with the server; see ``Sharing.of``."""

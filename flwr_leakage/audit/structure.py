@@ -36,7 +36,8 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
 """The number of random combinations of a Jacobian's rows that are taken if its rank would need more
-than ``max_products``: they give a rank below this number, or else a lower bound."""
+than ``max_products``. Then a rank below this number is found, and of a larger rank a lower bound.
+"""
 
 
 def exact_attacks() -> dict[str, ExactAttack]:
@@ -65,13 +66,14 @@ def structure(
     max_products: int = 4000,
     seed: int = 0,
 ) -> Structure:
-    """Return which exact attacks apply to a client's update, and how much it determines.
+    """Return which exact attacks apply to a client's update, and how many input directions it
+    determines.
 
     A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
     random labels. Its update by the schedule, with the model's present weights, is checked by each
-    attack, which tells whether it applies. The numerical rank of the update's Jacobian by the
-    inputs is computed in float64 (``numerical_rank``). The result holds for these weights alone: in
-    training, units die and networks grow confident.
+    attack, which tells whether the attack applies. The numerical rank of the update's Jacobian by
+    the inputs is computed in float64 (``numerical_rank``). The result holds for these weights
+    alone: in training, ReLU units die and losses become small.
 
     Args:
         model: the model, with the weights that the first round starts from.
@@ -156,7 +158,8 @@ def _jacobian(
 def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
     """Return ``count`` noise images with the spectrum of natural images, and random labels.
 
-    They are inputs (B, C, H, W) of valid pixels, in float64, and labels (B,) of the K classes.
+    The images are inputs (B, C, H, W) of valid pixels in float64, and the labels (B,) are drawn
+    from all classes.
     """
     draw = make_generator(seed, purpose="synthetic batch")
     prior = ImagePrior.of(spec)
@@ -167,10 +170,11 @@ def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
 
 
 def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
-    """Return the verdict of an attack's own check, and if it is run, what it recovers.
+    """Return the verdict of an attack's own check, and, if the attack is run, the images it
+    recovers.
 
     ``job`` holds the update of the synthetic batch. If ``attempt`` is true and the attack applies,
-    it is run, and its answer is compared with ``batch``.
+    the attack is run, and its answer is compared with ``batch``.
     """
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     draw = job.generator(0, "structure")

@@ -1,4 +1,4 @@
-"""Hold the results of ``structure`` in records that print well."""
+"""Define the results of ``structure``, which says which exact attacks apply to an update."""
 
 import textwrap
 from dataclasses import dataclass
@@ -7,22 +7,24 @@ from typing import Literal
 Verdict = Literal["applies", "features only", "does not apply", "recovers"]
 
 LINE = 100
-"""The largest number of characters in a printed line."""
+"""The largest number of characters in a printed line of the results of ``structure``."""
 
 RECOVERED_DB = 40.0
-"""The least PSNR in dB at which a synthetic image counts as recovered."""
+"""The least PSNR in dB at which a synthetic image counts as recovered by an exact attack: a root
+mean squared error of 1 % of the pixels' range.
+"""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The verdict on whether one exact attack applies to an update.
+    """The verdict on whether one exact attack, which solves equations, applies to an update.
 
     Attributes:
         attack: the name of the attack.
         verdict: ``applies``: the attack can be run on the update, which does not say that it
-            succeeds. ``features only``: it can be run, and recovers features of the images, not the
-            images. ``recovers``: it was run on the synthetic batch, and recovered all images with a
-            PSNR of at least ``RECOVERED_DB``. ``does not apply``: it cannot be run.
+            succeeds. ``features only``: the attack can be run, and recovers features of the images,
+            not the images. ``recovers``: the attack was run on the synthetic batch, and recovered
+            all images with a PSNR of at least 40 dB. ``does not apply``: the attack cannot be run.
         reason: the property that the attack uses, why it does not apply, or the result of its run.
     """
 
@@ -55,7 +57,7 @@ class Directions:
     def unseen(self) -> tuple[int, int]:
         """Return the least and the largest number of directions that the update does not determine.
 
-        They are equal if the rank is known.
+        The two numbers are equal if the Jacobian's rank is known.
         """
         least = max(0, self.unknowns - self.equations)
         most = self.unknowns - self.seen
@@ -74,16 +76,16 @@ class Directions:
 
 @dataclass(frozen=True)
 class Structure:
-    """The results of ``structure``; ``print`` shows them.
+    """The results of ``structure``: which exact attacks apply to an update, and what it determines.
 
     Attributes:
         title: the model, the samples and the steps in words.
-        one_sample: the directions that are determined of one sample if all others in its batch are
-            known; ``None`` where they were not computed.
-        together: the directions that are determined of all samples together; ``None`` where they
-            were not computed.
+        one_sample: the directions of one sample's inputs that the update determines if all other
+            samples in the batch are known; ``None`` where they were not computed.
+        together: the directions of all samples' inputs that the update determines; ``None`` where
+            they were not computed.
         openings: the verdict on each exact attack.
-        not_computed: why a rank was not computed, or empty.
+        not_computed: why a rank was not computed; empty if all were.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Find the targets of attacks: clients' updates or their mean, of one or more rounds."""
+"""Find the targets of attacks: the updates of clients, or their mean, of one or more rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -50,11 +50,11 @@ class Target:
 def aggregate(observations: Sequence[Observation], batch_statistics: bool = False) -> Target:
     """Return the mean of clients' updates, weighted by numbers of samples, as one target.
 
-    It is all that a server sees under secure aggregation. Where every client takes one step on all
-    of its samples, the weighted mean is the update of one client that holds all of the samples.
-    Otherwise an attack replays every client. The server knows their numbers of samples, as they
-    weight the mean. ``batch_statistics`` says that BatchNorm normalises by each client's own batch,
-    so that even a single step is no step on all samples together.
+    The mean is all that a server sees under secure aggregation. If every client takes one step on
+    all of its samples, the weighted mean is the update of one client that holds all of the samples.
+    Otherwise an attack replays every client. The server knows their numbers of samples, as these
+    weight the mean. If ``batch_statistics`` is true, BatchNorm normalises by each client's own
+    batch, so that even with one step an attack replays every client.
 
     Raises:
         ValueError: the clients train by different schedules.
@@ -90,7 +90,9 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
 
 
 MAX_HISTORY = 1000
-"""The number of targets whose earlier rounds are kept."""
+"""The largest number of targets whose earlier rounds are kept in memory, as clients choose their
+own ids. Beyond it, the target that was not seen for the longest time is forgotten.
+"""
 
 
 @dataclass
@@ -99,8 +101,8 @@ class History:
 
     Attributes:
         rounds: the number of rounds that are attacked together, the present one included.
-        seen: by the client ids of a target, their numbers of samples and the observations of
-            earlier rounds.
+        seen: by a target's client ids, the clients' numbers of samples, and the observations of
+            earlier rounds with these numbers.
     """
 
     rounds: int = 1
@@ -109,7 +111,8 @@ class History:
     )
 
     def fuse(self, target: Target) -> Target:
-        """Return a target joined with earlier rounds of the same clients, and remember its round.
+        """Return a target joined with earlier rounds of the same clients, and remember the target's
+        round.
 
         Raises:
             ValueError: a step does not take all of a client's samples. The update would then depend
@@ -126,13 +129,14 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        # Other numbers of samples mean other samples, which no attack can join with these.
+        # If the numbers of samples changed, the samples did, and no attack can join them with the
+        # earlier ones.
         if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))
         self.seen[clients] = counts, [*kept, target.observation][-(self.rounds - 1) :]
         while len(self.seen) > MAX_HISTORY:
-            # the target that was not seen for the longest time is forgotten
+            # The target that was not seen for the longest time is forgotten.
             del self.seen[next(iter(self.seen))]
         return replace(target, observation=joint)
 
@@ -140,7 +144,7 @@ class History:
 def find_targets(
     chosen: Sequence[Observation], threat: ThreatModel, gradient_map: GradientMap, history: History
 ) -> list[Target]:
-    """Return a round's targets: each chosen client or their mean, joined with earlier rounds.
+    """Return a round's targets: each chosen update, or their mean, joined with earlier rounds.
 
     Args:
         chosen: the updates to attack, of one round.

@@ -1,4 +1,4 @@
-"""Hold the true samples that a simulation knows, for the evaluation and for granted facts."""
+"""Define the true samples that a simulation knows, to evaluate attacks and to grant them facts."""
 
 import hashlib
 import json
@@ -16,8 +16,9 @@ class Mixed:
     """The mixing of a client's samples by a defense such as MixUp or InstaHide.
 
     Attributes:
-        matrix: the weights W (B, n) of the client's n samples in the B encodings W · samples.
-        flips_signs: whether the sign of each entry of an encoding was then drawn at random.
+        matrix: the weights W (B, n) of the client's n samples in the B encodings, which are W ·
+            samples.
+        flips_signs: whether the sign of each entry of an encoding was drawn at random afterwards.
     """
 
     matrix: Tensor
@@ -44,7 +45,9 @@ class Truth:
 UNREADABLE = (
     ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-"""The errors that untrusted JSON causes if an entry is of another type, too large or too deep."""
+"""The errors that reading untrusted JSON raises if an entry is of another type than expected, too
+large, or nested too deeply.
+"""
 
 
 @dataclass
@@ -62,7 +65,10 @@ class ImageNumbers:
 
     @staticmethod
     def from_json(text: str) -> "ImageNumbers":
-        """Return the images' numbers from the text that ``to_json`` wrote."""
+        """Return the images' numbers from the text that ``to_json`` wrote.
+
+        Another text raises one of the errors ``UNREADABLE``.
+        """
         return ImageNumbers(
             {
                 int(client_id): {bytes.fromhex(one): n for n, one in enumerate(digests, start=1)}
@@ -72,18 +78,21 @@ class ImageNumbers:
 
     def to_json(self) -> str:
         """Return as JSON the digests of each client's images, in the order of their numbers."""
-        # A dictionary keeps the order in which its entries came, which is that of the numbers.
+        # A dictionary keeps the order of its first entries, which is the order of the numbers.
         return json.dumps(
             {str(client_id): [one.hex() for one in known] for client_id, known in self.seen.items()}
         )
 
     def of(self, client_id: int, private: Batch) -> list[int]:
-        """Return the number of each of a client's samples; new images get the next numbers."""
+        """Return the identifying number of each of a client's samples; new ones get the next
+        numbers.
+        """
         known = self.seen.setdefault(client_id, {})
         digests = (hashlib.sha256(one.numpy().tobytes()).digest() for one in private.inputs.cpu())
         return [known.setdefault(digest, len(known) + 1) for digest in digests]
 
 
 TruthSource = Callable[[int, int, int], Truth]
-"""A function of (server_round, client_id, num_examples) that returns the client's true samples, and
-raises ``ValueError`` if they are not known."""
+"""A function of (server_round, client_id, num_examples) that returns the client's true samples of
+the round, and raises ``ValueError`` if they are not known.
+"""

@@ -14,13 +14,13 @@ T = TypeVar("T")
 def in_turns(
     targets: Sequence[T], budget: Budget, seconds: float | None, seed: str
 ) -> Iterator[list[T]]:
-    """Yield groups of targets as long as a budget of CPU seconds is not spent.
+    """Yield groups of targets to attack as long as a budget of CPU seconds is not spent.
 
     Each group holds as many targets as the rest of the budget pays for at ``seconds`` each, and at
-    least one; ``None`` stands for the rest of the budget. Most attacks end before their limit, so
-    the next group is formed when the work on the one before is done. Where the budget may not be
-    enough for all, the targets come in an order drawn by ``seed``, so that each has the same
-    chance, whatever names clients give themselves.
+    least one; it holds all if ``seconds`` is ``None``. As most attacks end before their limit, a
+    group is formed when the one before it is done. Where the budget may not be enough for all, the
+    targets come in an order drawn by ``seed``, so that each has the same chance, whatever names
+    clients give themselves.
 
     Example:
         >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]
@@ -49,8 +49,8 @@ def least(*limits: float | None) -> float | None:
 def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
     """Return the CPU seconds that each of ``count`` targets may take; ``None`` for no limit.
 
-    They are the smaller of each target's own limit, ``seconds``, and an equal share of what the
-    budget of all has left.
+    The result is the smaller of each target's own limit, ``seconds``, and an equal share of the
+    rest of the common ``budget``, at least 0.01 s.
 
     Example:
         >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
@@ -63,7 +63,8 @@ def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | N
 
 @dataclass
 class Once:
-    """The messages about each client so far, so that each is recorded once, up to a limit.
+    """A memory of the messages about each client, by which each message is recorded once, up to a
+    limit.
 
     Attributes:
         limit: the largest number of different messages about a client, ≥ 1.
@@ -78,7 +79,7 @@ class Once:
         The first message beyond the limit is replaced by a remark that no more are recorded.
         """
         said = self._said.setdefault(client_id, set())
-        # Hashes are kept, as a client chooses how long its sentences are.
+        # Hashes are kept instead of messages, as a client chooses how long its messages are.
         if hash(message) in said or len(said) > self.limit:
             return ""
         said.add(hash(message))

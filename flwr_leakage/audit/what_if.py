@@ -14,9 +14,9 @@ class WhatIf:
 
     Attributes:
         update: the update that the client would have sent.
-        truth: the private samples, and how this defense would have encoded them.
-        relative_change: ‖released − raw‖₂ / ‖raw‖₂ of the update, where raw is the undefended one:
-            a measure of what the training loses.
+        truth: the private samples, and the samples as this defense would have encoded them.
+        relative_change: ‖released − raw‖₂ / ‖raw‖₂ of the update, where raw is the undefended
+            update: a measure of how much the defense disturbs training.
     """
 
     update: Update
@@ -25,8 +25,9 @@ class WhatIf:
 
 
 WhatIfSource = Callable[[Observation], WhatIf]
-"""A function of an observed update that returns it as another defense would have released it, and
-raises ``ValueError`` if that is not known."""
+"""A function that takes an observed update and returns the update that another defense would have
+released. It raises ``ValueError`` if nobody can know that update.
+"""
 
 
 def relative_change(raw: Params, released: Params) -> float:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """The group of all commands, in which arguments keep the help texts of their annotations.
+    """The group of all commands, in which a command's arguments have the help texts of their
+    annotations.
 
-    Version 8.5 of click hides these texts from typer.
+    With click 8.5, typer loses these texts.
     """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -61,8 +62,9 @@ ONE_ROUND = (
     "selection.max_examples=null",
     "scoring.relative_cost=null",
 )
-"""The Hydra overrides of a run of one client and one round that attacks and scores one sample, or
-as many as the user asks for, without limits of time and cost."""
+"""The Hydra overrides of the commands ``attack`` and ``score``: one client trains on one sample in
+one round, without limits of time and cost. A user's own overrides replace these.
+"""
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="group=option and key=value, as of Hydra.", metavar="[OVERRIDES]…"),
@@ -490,9 +492,10 @@ def merge(
 
 @contextmanager
 def _attacking(max_memory: float | None) -> Iterator[None]:
-    """Return a context for attacks on data that may come from anybody: it limits the memory, and
-    ends the process with a message on an error. ``max_memory`` is in GB; ``None`` for half of the
-    machine's.
+    """Return a context for attacks on data that may come from anybody.
+
+    The context limits the memory of this process to ``max_memory`` GB, ``None`` for half of the
+    machine's. It ends the process with a message and status 2 on an error.
     """
     from flwr_leakage.untrusted import memory_limit
 
@@ -505,8 +508,9 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
-    """Write the report of a run, and print the number ``done`` of rounds that the command
-    completed, with the participle ``what``, such as ``attacked``, and the verdict on the run.
+    """Write the report of a run, and print the number of completed rounds and the verdict.
+
+    ``done`` is that number, and ``what`` the participle for them, such as ``attacked``.
     """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
@@ -642,8 +646,9 @@ def main() -> None:
 
 
 def _simulate(arguments: Iterable[str]) -> None:
-    """Run a simulation with the given command line, which replaces the process's own and is kept in
-    ``run.json``. A bad option ends the process with exit status 2, also under ``--dry-run``.
+    """Run a simulation with the given command line, and exit with status 2 if an option is wrong.
+
+    The command line replaces the process's own one, and is kept in ``run.json``.
     """
     from flwr_leakage.simulation.command import main as simulate
 
@@ -661,8 +666,9 @@ def _simulate(arguments: Iterable[str]) -> None:
 
 
 def _grade(fail_above: str | None) -> str:
-    """Return the worst grade that the option ``--fail-above`` allows: ``nothing`` for ``None``. A
-    text that is no grade ends the process.
+    """Return the worst grade of a reconstruction that the option ``--fail-above`` allows.
+
+    ``None`` stands for ``nothing``. A text that is no grade ends the process with status 2.
     """
     from flwr_leakage.report.grades import GRADES
 
@@ -679,9 +685,11 @@ def _check(
     sarif: Path | None,
     summary: Path | None,
 ) -> None:
-    """Check a run for leaks, print the result, and end with its exit status. ``fail_above`` is the
-    worst grade that is allowed. The result is also written to the JUnit and SARIF files and
-    appended to the Markdown file ``summary``, where these are given.
+    """Check a run for leaks, print the result, and end the process with its exit status.
+
+    The status is 0 if the run passed, 3 if it leaks and 4 if it cannot say. ``fail_above`` is the
+    worst grade of a reconstruction that is allowed. The result is also written as JUnit and SARIF,
+    and appended to the Markdown file ``summary``, where these paths are given.
     """
     from flwr_leakage import testing
 
@@ -717,8 +725,10 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """Return the Hydra overrides of a run with one client and one round: those that the command
-    needs, ``fixed``, then defaults that the user does not set, then the user's own, ``given``.
+    """Return the Hydra overrides of a run with one client and one round.
+
+    They are ``fixed``, those that the command needs; then those of ``ONE_ROUND`` whose keys the
+    user does not set; then ``given``, the user's own.
     """
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
@@ -733,8 +743,9 @@ def _run_folder(overrides: Iterable[str]) -> Path:
 
 
 def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
-    """Write a comparison in the format of the file's suffix, and return the path. ``link_reports``
-    tells whether an HTML page links to the runs' reports.
+    """Write a comparison in the format of the file's suffix, and return the file's path.
+
+    ``link_reports`` tells whether an HTML page links to the runs' reports.
     """
     from flwr_leakage import comparison
 
@@ -751,8 +762,9 @@ def _plain_table(title: str | None = None) -> Table:
 
 
 def _say(text: object, file: TextIO | None = None) -> None:
-    """Print a text, by default to standard output, without control characters, by which untrusted
-    text could control a terminal.
+    """Print a text without control characters, by which untrusted text could control a terminal.
+
+    ``file`` is the stream to print to, ``None`` for standard output.
     """
     from flwr_leakage.tracking.text import plain_text
 
@@ -761,7 +773,9 @@ def _say(text: object, file: TextIO | None = None) -> None:
 
 @contextmanager
 def _failing_on(*kinds: type[Exception]) -> Iterator[None]:
-    """Return a context that ends the process with a message on an error of these kinds."""
+    """Return a context that ends the process with a message and status 2 on an error of these
+    kinds.
+    """
     try:
         yield
     except kinds as error:

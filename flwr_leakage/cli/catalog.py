@@ -1,4 +1,4 @@
-"""List the options of each config group, with one line on each from its YAML file."""
+"""List the options of each config group, with the description in each option's YAML file."""
 
 import itertools
 from pathlib import Path
@@ -7,12 +7,12 @@ from flwr_leakage._conf import conf_dir
 
 
 def groups() -> list[str]:
-    """Return the names of all config groups."""
+    """Return the sorted names of all config groups, such as ``attack``."""
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def entries(group: str) -> dict[str, str]:
-    """Return the options of a config group, sorted by name, each with its description.
+    """Return the options of a config group, sorted by name, with a description of each.
 
     Raises:
         ValueError: there is no such group.
@@ -23,7 +23,10 @@ def entries(group: str) -> dict[str, str]:
 
 
 def _line(path: Path) -> str:
-    """Return the comment at the top of a YAML file as one line, or the first comment within it."""
+    """Return the comment at the top of a YAML file as one line.
+
+    Without one it is the first comment that stands behind a value, or an empty text.
+    """
     lines = path.read_text().splitlines()
     if lines and lines[0].startswith("# @package"):
         del lines[0]

@@ -20,7 +20,8 @@ class Finding:
         name: the package, file or program.
         state: ``ok`` if it is installed; ``missing`` if it is not and is optional; ``broken`` if it
             is not and is needed.
-        text: the version or place; if it is missing, the features that are lost, and how to get it.
+        text: the version or place; if it is not installed, the features that are lost, and how to
+            get it.
     """
 
     name: str
@@ -38,11 +39,11 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""For each optional package, in words, the feature that it brings, and how to install it."""
+"""The feature that each optional package brings, and the command that installs it, by package."""
 
 
 def examine() -> list[Finding]:
-    """Return a finding for everything that the commands use; nothing is downloaded."""
+    """Return, for each package, file and device that the commands use, whether it is there."""
     return [
         Finding("Python", "ok", platform.python_version()),
         *map(_package, ("flwr", "torch", "torchvision", "hydra-core")),

@@ -1,4 +1,4 @@
-"""Attack the updates that a run kept for later, be it a simulation or a user's own app."""
+"""Attack the updates that a run, a simulation or a user's own app, kept in its folder for later."""
 
 import importlib
 import sys
@@ -25,10 +25,15 @@ def kept_run_of_folder(
     allowed: Sequence[Path] = (),
 ) -> KeptRun:
     """Return the updates that a run folder keeps for later, with the settings of the attack on
-    them. A run without a config needs ``model``, ``module:name`` of a class or function that makes
-    the model without arguments, and an ``attack``, a preset's name. ``max_seconds`` are CPU seconds
-    per update, ``None`` for the attack's own. The config may read files in ``allowed`` outside the
-    run.
+    them.
+
+    Args:
+        folder: the run folder.
+        model: ``MODULE:NAME`` of a class or function that makes the model without arguments. It is
+            needed for a run without a config, such as that of a user's own app.
+        attack: the name of the preset of the attack on a run without a config.
+        max_seconds: CPU seconds per update; ``None`` for the attack's own limit.
+        allowed: files and folders outside of the run that the run's config may read.
 
     Raises:
         ValueError: the model is needed and not given, or cannot be made; or the command is called
@@ -46,7 +51,7 @@ def kept_run_of_folder(
     gradient_map, preset = GradientMap(make_model(model)), load_preset(attack)
 
     def audit_of(tracker: Tracker) -> ServerAudit:
-        # Inputs and schedules are those that were kept.
+        # These inputs and this schedule are not used: each kept update has its own.
         return ServerAudit(
             gradient_map, InputSpec((1, 1, 1), 1), LocalSchedule(1.0), tracker, folder.name, preset,
             evaluator=Evaluator(), progress=ConsoleProgress(), max_seconds=max_seconds,
@@ -56,8 +61,10 @@ def kept_run_of_folder(
 
 
 def workers_of(told: str, run: KeptRun) -> int | RayTasks:
-    """Return where attacks run by the text ``told``: a number of processes, or, for ``ray``, tasks
-    of a Ray cluster with the settings of ``run``.
+    """Return the number of processes that attack, or the settings of Ray tasks that do.
+
+    ``told`` is the number as text, or ``ray`` for tasks of a Ray cluster with the settings of
+    ``run``.
 
     Raises:
         ValueError: the text is neither a positive number nor ``ray``.
@@ -70,15 +77,16 @@ def workers_of(told: str, run: KeptRun) -> int | RayTasks:
 
 
 def make_model(model: str) -> nn.Module:
-    """Return the model that ``module:name``, a class or function, makes without arguments. The name
-    is ``Net`` if it is left out.
+    """Return the model that a class or function makes without arguments.
+
+    ``model`` is ``MODULE:NAME`` of that class or function. The name is ``Net`` if it is left out.
 
     Raises:
         ImportError: there is no such module.
         ValueError: the module has no such name, or the name makes no PyTorch module.
     """
     module, _, name = model.partition(":")
-    # the folder comes last, so that a file in it does not hide a package
+    # The working folder is searched last, so that a file in it does not hide a package.
     sys.path.append(str(Path.cwd()))
     make = getattr(importlib.import_module(module), name or "Net", None)
     if not callable(make):

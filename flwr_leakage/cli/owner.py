@@ -1,4 +1,4 @@
-"""Print the record that a client keeps for its own use, as a table by round."""
+"""Print a client's own record of its scores and decisions, as a table by round."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -13,14 +13,18 @@ from flwr_leakage.tracking.jsonl import RECORDS_FILE
 from flwr_leakage.tracking.text import plain_text
 
 OWN_FOLDER = "run-*-client-*"
-"""The pattern of the names of folders in which clients keep their own records."""
+"""The pattern of the names of folders in which clients keep their own records. An asterisk stands
+for the id of the run or the client.
+"""
 
 
 def own_folders(folder: Path) -> list[Path]:
-    """Return the folders of clients' own records in a folder, or the folder itself if it is one.
+    """Return the folders of the records that clients keep for themselves.
+
+    ``folder`` is one such folder, which is then the only one returned, or holds several.
 
     Raises:
-        FileNotFoundError: there is no such record.
+        FileNotFoundError: the folder is none of these.
         ValueError: the folder holds the record of a server.
     """
     if (folder / RECORDS_FILE).exists():
@@ -41,9 +45,11 @@ def own_folders(folder: Path) -> list[Path]:
 
 
 def print_own(folder: Path, console: Console) -> None:
-    """Print a client's scores, attacks on its own updates, and decisions to send or withhold them,
-    a row for each round and quantity. Of several samples the riskiest is shown. ``folder`` holds
-    the client's own record.
+    """Print what a client recorded for itself, a row for each round and quantity.
+
+    The quantities are the scores of its samples and the metrics of its attacks on its own updates.
+    Of several samples the riskiest value is shown. The client's decisions to send or withhold an
+    update follow by round. ``folder`` holds the client's own record.
     """
     run = read_run(folder)
     console.print(plain_text(folder.name), markup=False, style="bold")
@@ -65,7 +71,7 @@ def print_own(folder: Path, console: Console) -> None:
 
 
 def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
-    """Return lists of a client's score records and self-attack records, by (round, name)."""
+    """Return a client's records of scores and of attacks on its own updates, by (round, name)."""
     before = {"score": "", "metric": "self-attack: ", "attack": "self-attack: "}
     found: dict[tuple[int, str], list[LeakageRecord]] = {}
     for record in records:

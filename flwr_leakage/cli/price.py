@@ -1,4 +1,4 @@
-"""Print a dry run: a table of a run's work, its estimated time, and the grounds of the estimate."""
+"""Print a dry run: a table of a run's work and estimated time, and what the estimate rests on."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -17,8 +17,10 @@ Row = tuple[str, str, str]
 
 
 def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
-    """Print an estimate of the work and time of a run, or with ``multirun`` of a sweep, without
-    starting it. ``overrides`` are Hydra's.
+    """Print an estimate of the work and time of a run without starting it.
+
+    ``overrides`` are Hydra's. With ``multirun`` they make a sweep, and the estimate is for all its
+    runs.
 
     Raises:
         ConfigError: the overrides, or the config that they make, cannot be run or estimated.
@@ -32,6 +34,7 @@ def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
     """Print the work of all runs together, its estimated time, and what the estimate rests on.
+
     ``found`` holds the work and the estimated time of each run.
     """
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
@@ -42,8 +45,10 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """Return the rows of a dry run's table: a kind of work, how often all runs do it, and its
-    estimated time. ``works`` has the counts of each run, ``total`` the times of all by kind.
+    """Return the rows of a dry run's table.
+
+    A row has a kind of work, how often all runs together do it, and its estimated CPU time as text.
+    ``works`` has the counts of each run, ``total`` the times of all runs by kind of work.
     """
 
     def of(name: str) -> int:
@@ -87,8 +92,9 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return sentences on what the estimated times rest on, and what is not in them. ``works`` has
-    the counts of each run, ``total`` the times of all by kind of work.
+    """Return sentences on what the estimated times rest on, and on what they leave out.
+
+    ``works`` has the counts of each run, ``total`` the times of all runs by kind of work.
     """
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]

@@ -9,7 +9,9 @@ from flwr_leakage.tracking import read_run
 
 
 def print_scores(folder: Path, console: Console) -> None:
-    """Print every score of a run by sample, with the meaning of a larger value."""
+    """Print the scores of a run, a row for each score and sample, with whether a larger one leaks
+    more.
+    """
     place = ("round", "client", "sample")
     rows = [
         (

@@ -9,8 +9,9 @@ from rich.text import Text
 def make_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()
 ) -> Table:
-    """Return a table for the terminal, whose cells are shown as they are, without markup. Columns
-    whose headings are in ``right`` are aligned to the right.
+    """Return a table for the terminal, whose cells are shown as they are, without markup.
+
+    Columns whose headings are in ``right`` are aligned to the right.
     """
     table = Table(box=None)
     for heading in headings:

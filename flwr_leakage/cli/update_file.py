@@ -36,14 +36,18 @@ from flwr_leakage.untrusted import (
 )
 
 Holds = Literal["difference", "gradient", "parameters"]
-"""The kinds of contents of a file: the change θ_local − θ_t of the parameters, as NVFlare's
-``WEIGHT_DIFF``; the gradient ∇L; or the parameters θ_local after training."""
+"""The contents that a file may have: the change θ_local − θ_t of the parameters, such as NVFlare's
+``WEIGHT_DIFF``; the gradient ∇L; or the parameters θ_local after training. θ_t are the parameters
+before training.
+"""
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
-"""Suffixes of the files that are read: safetensors, numpy's archive, and torch.save's."""
+"""The suffixes of files that can be read: safetensors, numpy's archive, and three of
+``torch.save``.
+"""
 
 _KINDS: dict[str, Holds] = {"WEIGHT_DIFF": "difference", "WEIGHTS": "parameters"}
-"""For each kind that a data object of NVFlare can name, the content of the file."""
+"""The content of a file, by the kind that an NVFlare data object in the file names."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class UpdateFile:
         shape: the shape (C, H, W) of one input.
         before: a file with the parameters θ_t before training; ``None`` for those of the new model.
         holds: the content of the file: ``difference`` for θ_local − θ_t, ``gradient``, or
-            ``parameters`` for θ_local; ``None`` means ``parameters`` if ``before`` is given, else
-            ``difference``.
+            ``parameters`` for the parameters θ_local after training; ``None`` means ``parameters``
+            if ``before`` is given, else ``difference``.
         num_examples: the number of samples that the client trained on.
         schedule: the schedule of local training; ``None`` for a gradient alone.
         mean: the normalisation's mean, one value per channel; empty if unknown.
@@ -84,9 +88,16 @@ class UpdateFile:
 def attack_file(
     given: UpdateFile, folder: Path, attack: str, max_seconds: float | None = None
 ) -> str:
-    """Attack an update in a file, and write its record, images and report into a new folder. The
-    result is the verdict and, in words, the assumptions that were made about the file. ``attack``
-    names a preset; ``max_seconds`` are CPU seconds, ``None`` for the preset's own.
+    """Attack an update in a file, and write its record, images and report into a new folder.
+
+    Args:
+        given: the file, and the facts about it that the user gives.
+        folder: the folder to write.
+        attack: the name of a preset.
+        max_seconds: CPU seconds; ``None`` for the preset's own limit.
+
+    Returns:
+        Sentences on assumptions about the file, the verdict on the leak, and the report's path.
 
     Raises:
         ValueError: a file or a setting is not as expected; the message says what was expected.
@@ -126,8 +137,11 @@ def attack_file(
 def observe_file(
     given: UpdateFile, gradient_map: GradientMap
 ) -> tuple[GradientMap, Observation, list[str]]:
-    """Return what a server would have observed of the update in a file: the gradient map, in which
-    only the file's parameters count as trained; the observation; and sentences on assumptions.
+    """Return what a server would have observed of the update in a file.
+
+    Returns:
+        The gradient map, in which only the file's parameters count as trained; the observation; and
+        sentences on assumptions, such as that θ_t is the new model's.
 
     Raises:
         ValueError: the file's arrays do not belong to the model, its format is not supported, or a
@@ -175,15 +189,17 @@ def observe_file(
     elif holds == "gradient":
         sent = scale(sent, -schedule.learning_rate)
     delta = {k: sent[k] if k in sent else torch.zeros_like(v) for k, v in params.items()}
-    # Attacks do not read differences of running statistics.
+    # Attacks read running statistics after training, but not their differences.
     after = {k: found[k] for k in buffers if k in found} if holds == "parameters" else {}
     update = Update(delta, after, schedule, given.num_examples)
     return gradient_map.with_trained(sent), Observation(1, 0, params, buffers, update), remarks
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Holds | None]:
-    """Return the arrays of a file, without executing anything in it, by name, or by place if it
-    holds a list; and the kind of content that the file itself names, or ``None``.
+    """Return the arrays of a file, and the kind of content that the file itself names, or ``None``.
+
+    The arrays have their names, or their places as text if the file holds a list. No code in the
+    file is executed.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -242,8 +258,14 @@ def _saved(path: Path) -> Any:
 
 
 def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
-    """Return the arrays ``held`` by a file, without frameworks' containers, as a mapping or a list;
-    and the kind of content that the file itself names, or ``None``.
+    """Return the arrays in what was read from a file, and the kind that the file names, or
+    ``None``.
+
+    ``held`` is the file's content. The arrays are a mapping or a list, without the containers that
+    frameworks put around them.
+
+    Raises:
+        ValueError: the file names an unknown kind of content.
     """
     kind: Holds | None = None
     for _ in range(3):
@@ -264,11 +286,13 @@ def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
 def _as_named(
     path: Path, tensors: Mapping[str, Tensor], gradient_map: GradientMap
 ) -> tuple[Params, list[str]]:
-    """Return the file's arrays by the names of the model's parameters and buffers, in their dtypes;
-    and the names of arrays that are not the model's.
+    """Return the file's arrays by the names of the model's parameters and buffers, in the model's
+    dtypes.
+
+    The second result has the names of arrays that are neither a parameter nor a buffer.
 
     Raises:
-        ValueError: none of them is a parameter of the model, or one has another shape.
+        ValueError: no array is a parameter of the model, or one has another shape.
     """
     own = gradient_map.params
     state = {name: value.detach() for name, value in gradient_map.model.state_dict().items()}
@@ -290,7 +314,9 @@ def _as_named(
 
 
 def _spec(given: UpdateFile, gradient_map: GradientMap) -> InputSpec:
-    """Return the description of the inputs, with as many classes as the model has logits.
+    """Return the specification of the inputs, with as many classes as the model has logits.
+
+    Without the user's mean and standard deviation, the normalisation counts as unknown.
 
     Raises:
         ValueError: the model takes no inputs of this shape, or returns no logits (B, K).

@@ -23,13 +23,16 @@ from flwr_leakage.simulation.summary import summary_table
 from flwr_leakage.tracking import RunData
 
 SECONDS = 1.0
-"""The seconds from one look at the file of records to the next."""
+"""The seconds between two looks at the file of records. A line of records thus shows up at most one
+second late.
+"""
 
 
 def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
-    """Serve the page of a run and show it in the terminal, until the user presses Ctrl-C. With
-    ``port`` 0 any free port is taken. ``browser`` tells whether a browser is opened, except in an
-    SSH session.
+    """Serve the page of a run and show the run in the terminal, until the user presses Ctrl-C.
+
+    With ``port`` 0 any free port is taken. ``browser`` tells whether the page is opened in a
+    browser, except in an SSH session.
 
     Raises:
         FileNotFoundError: the folder is no run folder.
@@ -57,7 +60,9 @@ def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
 
 
 def _each(page: LivePage, run: RunData) -> Iterator[RunData]:
-    """Yield the data of a run, and then its new data whenever a round has ended."""
+    """Yield ``run``, the data of a run, and then its new data whenever a round has
+    ended, for ever.
+    """
     yield run
     while True:
         time.sleep(SECONDS)
@@ -72,8 +77,9 @@ def _show_table(runs: Iterator[RunData], console: Console) -> None:
 
 
 def print_lines(runs: Iterator[RunData], console: Console) -> None:
-    """Print new lines on a run, for output to a file or a pipe. ``runs`` yields the run's data
-    again after each round.
+    """Print each line on a run that is new or has changed, for output to a file or a pipe.
+
+    ``runs`` yields the run's data again after each round.
     """
     told: dict[str, str] = {}
     for run in runs:
@@ -84,8 +90,11 @@ def print_lines(runs: Iterator[RunData], console: Console) -> None:
 
 
 def lines(run: RunData) -> dict[str, str]:
-    """Return the lines to print on a run: its ended rounds, the verdict, and whether it is over.
-    The keys, such as ``round 3``, stay the same from call to call, so that changes can be found.
+    """Return the lines to print on a run: its ended rounds, the verdict, and whether the run is
+    over.
+
+    The keys ``round 1``, ``headline`` and ``state`` stay the same from call to call, so that
+    changed lines can be found.
     """
     records_of = grouped((record.server_round, record) for record in run.records)
     ended = sorted(r.server_round for r in run.records if r.name == "round_wall_seconds")

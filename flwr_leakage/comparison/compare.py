@@ -23,25 +23,29 @@ NOT_COMPARED = (
     "server.attack_cpus", "server.attack_gpus", "server.attack_retries",
     "server.attack_folder", "server.num_threads", "server.wait_seconds", "client.num_threads",
 )  # fmt: skip
-"""Settings that do not define a group: the seed, over which a group repeats, and settings that
-leave the numbers as they are."""
+"""The settings that do not define a group of runs: the seed, over which a group repeats, and
+settings that do not change the numbers of a run.
+"""
 
 
 FEW = 5
 """The number of runs below which their range is shown in place of the standard deviation, which few
-runs hardly determine: for normal numbers its 95 % interval reaches to 2.9 times its value for five
-runs, and to 6.3 times for three (the χ² law of the variance)."""
+runs hardly determine. For normal numbers its 95 % interval reaches to 2.9 times its value for five
+runs, and to 6.3 times for three (from the χ² law of the variance).
+"""
 
 
 MANY = 6
-"""The largest number of differing settings that have a column each in the table; with more it would
-be wider than a page. Groups are then named by their runs' folders, and the settings stand in a
-table of their own."""
+"""The largest number of differing settings that have a column each in the table of compared runs.
+More would be wider than a page: groups are then named by their runs' folders, and the settings
+stand in a second table.
+"""
 
 
 RUN = "run"
-"""The name of the setting by which runs without a config differ, such as those of a user's own app:
-the end of the path of the run's folder, as long as it takes to tell these runs apart."""
+"""The name of the setting by which runs without a config differ, such as those of a user's own app.
+Its value is the end of the path of the run's folder, as long as it takes to tell these runs apart.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,10 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``, or
-        the names of its runs' folders if there are more settings than ``MANY``.
+        """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``.
+
+        If more than six settings differ between groups (``MANY``), it is the names of the runs'
+        folders.
         """
         if len(self.settings) > MANY:
             places = [run.folder.parts[-2:] for run in self.runs]
@@ -70,17 +76,23 @@ class Group:
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
-        """Return the values of a measure, such as ``psnr_best``, of those runs that have one."""
+        """Return the values of a measure, such as ``psnr_best``, of the group's runs that have a
+        value.
+        """
         values = (run.values[measure] for run in self.runs)
         return [value for value in values if value is not None]
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean of a measure over those runs that have it; ``None`` if there are none."""
+        """Return the mean of a measure over the group's runs that have a value; ``None`` if none
+        has.
+        """
         known = self.known(measure)
         return statistics.fmean(known) if known else None
 
     def deviation(self, measure: str) -> float | None:
-        """Return a measure's standard deviation (n − 1) over runs; ``None`` below ``FEW`` runs."""
+        """Return a measure's standard deviation (n − 1) over the group's runs; ``None`` below five
+        runs.
+        """
         known = self.known(measure)
         return statistics.stdev(known) if len(known) >= FEW else None
 
@@ -117,22 +129,27 @@ class Comparison:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Return those names of ``MEASURES`` for which some run has a value."""
+        """Return the names of the measures for which a run has a value, in the order of
+        ``MEASURES``.
+        """
         return tuple(
             m.name for m in MEASURES if any(run.values[m.name] is not None for run in self.runs)
         )
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the headings of the columns that name a group: its settings, or its folders."""
+        """Return the headings of the columns that name a group.
+
+        They are the names of the settings, or ``run`` if more than six settings differ (``MANY``).
+        """
         return self.settings if len(self.settings) <= MANY else (RUN,)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per group: settings, number of ``runs``, measures.
 
-        Each measure has a column of its name with the mean. Its columns with the suffixes ``_n``,
-        ``_low``, ``_high`` and ``_sd`` hold the number of runs that have it, the lowest and the
-        highest value, and the standard deviation, which is missing below ``FEW`` runs.
+        Each measure has a column ``NAME_mean``. Its columns with the suffixes ``_n``, ``_low``,
+        ``_high`` and ``_sd`` hold the number of runs with a value, the lowest and the highest
+        value, and the standard deviation, which is missing below five runs.
         """
         import pandas as pd
 
@@ -171,7 +188,10 @@ class Comparison:
         )
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headings, and a row for each group, as text: means and spreads over seeds."""
+        """Return the headings of the table, and its rows of text, one for each group of runs.
+
+        A cell holds a setting, the number of runs, or the mean and spread of a measure over seeds.
+        """
         shown = [m for m in MEASURES if m.name in self.measures]
         headings = [*self.labels, "runs", *(m.heading for m in shown)]
         rows = []
@@ -196,14 +216,14 @@ class Comparison:
 
 
 def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> Comparison:
-    """Return a comparison of runs, with the seeds of equal settings grouped.
+    """Return a comparison of runs; runs that differ in the seed alone form a group.
 
     Args:
-        folders: one or several of: a run folder, a folder of run folders such as Hydra's
-            ``multirun/…``, or a run that was read already.
+        folders: one or several entries, each of which is a run folder, a folder of run folders such
+            as Hydra's ``multirun/…``, or a run that was read already.
 
     Raises:
-        ValueError: there is no run among them.
+        ValueError: there is no run in any entry.
     """
     if isinstance(folders, str | Path | RunData):
         folders = [folders]
@@ -239,8 +259,10 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run folder, and all run folders below it, with numbers in
-    names sorted by value: 2 before 10.
+    """Return the folder itself if it is a run folder, and all run folders below it.
+
+    They are sorted by path, with numbers in names by value, so that 2 comes before 10. The list is
+    empty if there is no run folder.
     """
     if not folder.is_dir():
         return []
@@ -253,8 +275,10 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def differing(runs: Sequence[Outcome]) -> list[str]:
-    """Return the names of settings in which runs differ: config groups first, then single keys. A
-    key of a config group counts only if it differs between runs with the same option of that group.
+    """Return the names of settings in which runs differ: config groups first, then single keys.
+
+    A key of a config group counts only if it differs between runs with the same option of that
+    group. Keys in ``NOT_COMPARED`` never count.
     """
     groups = [g for g in _names(run.choices for run in runs) if not g.startswith(NOT_COMPARED)]
     keys = [g for g in groups if len({run.choices.get(g) for run in runs}) > 1]
@@ -277,8 +301,10 @@ def _is_untold(run: Outcome) -> bool:
 
 
 def _names_of_folders(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return a name for each folder: the least number of last parts of its path, the same for all,
-    that tells different folders apart.
+    """Return a name for each folder: the last parts of its path.
+
+    The number of parts is the same for all folders, and the least that tells different folders
+    apart.
 
     Example:
         >>> list(_names_of_folders([Path("/a/plain/leakage"), Path("/a/noise/leakage")]).values())
@@ -308,8 +334,10 @@ def _natural(part: str) -> tuple[int, str]:
 
 
 def format_spread(numbers: Sequence[float], style: str) -> str:
-    """Return the mean of numbers and their spread, as text. The spread is the standard deviation,
-    or for few numbers their range and count n. ``style`` is a number's format specification.
+    """Return the mean of numbers and their spread, as text.
+
+    The spread is the standard deviation (n − 1), or for fewer than five numbers their range and
+    count n. ``style`` is a number's format specification.
 
     Example:
         >>> format_spread([20, 21, 22, 23, 24], ".1f"), format_spread([1, 0, 1], ".0%")

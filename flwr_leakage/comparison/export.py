@@ -22,7 +22,7 @@ def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> P
     """Write a comparison to a file, in the format of its suffix: .csv, .tex, .md or .parquet.
 
     CSV and Parquet hold plain numbers, with mean and spread apart; LaTeX and Markdown hold the
-    table as ``flwr-leakage compare`` prints it. Only the file's owner can read it.
+    table as ``flwr-leakage compare`` prints it. Only the file's owner can read the file.
 
     Args:
         comparison: the comparison to write.
@@ -30,7 +30,7 @@ def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> P
         per_run: whether rows are runs, not groups of seeds; for CSV and Parquet only.
 
     Raises:
-        ValueError: the suffix is another one, or ``per_run`` is set for LaTeX or Markdown.
+        ValueError: the suffix is none of these, or ``per_run`` is set for LaTeX or Markdown.
         ImportError: the file is Parquet and pyarrow is not installed
             (``pip install 'flwr-leakage[parquet]'``).
     """
@@ -78,12 +78,14 @@ _LATEX = (
 
 
 def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
-    """Write every number of some runs, one row each, to a .csv or .parquet file, and return its
-    path. The columns are those of ``RunData.to_pandas``, and ``folder``. ``folders`` hold runs, or
-    folders of runs.
+    """Write every number of some runs to a .csv or .parquet file, one row each, and return its
+    path.
+
+    The columns are those of ``RunData.to_pandas``, and ``folder``, the run folder. ``folders`` are
+    run folders, or folders of run folders.
 
     Raises:
-        ValueError: the suffix is another one, or there is no run.
+        ValueError: the suffix is none of these, or there is no run.
         ImportError: the file is Parquet and pyarrow is not installed.
     """
     import pandas as pd
@@ -102,11 +104,15 @@ def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
 
 
 _FORMULA = re.compile(r"(?:^|[;\t\r\n])\s*[=+\-@＝＋－＠]")
-"""The places where a spreadsheet sees a formula: at the start of a cell, for every delimiter."""
+"""A pattern for the beginning of a formula in a spreadsheet: a sign such as ``=`` at the start of a
+cell, where a semicolon, a tab or a line break may also start a cell.
+"""
 
 
 def _no_formula(cell: Any) -> Any:
-    """Return a cell's value, with an apostrophe before text that a spreadsheet would run."""
+    """Return a cell's value, with an apostrophe before text that a spreadsheet would run as a
+    formula.
+    """
     if not isinstance(cell, str) or not _FORMULA.search(cell) or _is_number(cell):
         return cell
     return "'" + re.sub(r"[;\t\r\n]", " ", cell)

@@ -1,4 +1,4 @@
-"""Plot accuracy over leakage, and mark the groups that no other group beats in both."""
+"""Plot accuracy over leakage, and join the groups of runs that no other group beats in both."""
 
 from statistics import fmean
 
@@ -9,8 +9,9 @@ from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import MEASURES
 
 MAX_LEGEND, MAX_LABEL = 40, 120
-"""The largest number of groups that the legend names, and of characters of a name; the picture
-grows with both."""
+"""The largest number of groups that the legend names, and the largest number of characters of a
+name. The picture grows with both.
+"""
 
 
 def frontier(
@@ -19,18 +20,20 @@ def frontier(
     narrow: bool = False,
     numbered: bool = False,
 ) -> Figure:
-    """Return a Matplotlib figure of test accuracy over leakage, a point and a range per group.
+    """Return a Matplotlib figure of test accuracy over leakage, a point and a range for each group
+    of runs.
 
-    A line, the frontier, joins the groups that no other group beats in both.
+    The range is over the group's seeds. A line, the frontier, joins the groups that no other group
+    beats in both.
 
     Args:
-        comparison: the comparison, in which at least one group has both numbers.
+        comparison: the comparison, in which at least one group has both a leakage and an accuracy.
         leakage: the name of a measure of ``MEASURES`` whose larger values leak more.
         narrow: whether the figure is for a phone: half as wide, with the legend below.
         numbered: whether the legend shows the groups' numbers, from 1, in place of their names.
 
     Raises:
-        ValueError: ``leakage`` is no such measure, or no group has both numbers.
+        ValueError: ``leakage`` is no such measure, or no group has both a leakage and an accuracy.
     """
     kinds = {measure.name: measure for measure in MEASURES if measure.leaks == "more"}
     if leakage not in kinds:
@@ -74,8 +77,10 @@ def frontier(
 
 
 def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
-    """Return the (leakage, accuracy, group) points for which no other point has at most its leakage
-    and at least its accuracy. Points that are equal in both do not count as other.
+    """Return the (leakage, accuracy, group) points that no other point dominates.
+
+    A point dominates another if its leakage is at most as large, its accuracy is at least as large,
+    and one of the two differs.
     """
     return [
         p
@@ -85,8 +90,9 @@ def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, 
 
 
 def _range(numbers: list[float]) -> list[list[float]] | None:
-    """Return how far the lowest and the highest number lie from the mean, as error bars; ``None``
-    for fewer than two numbers.
+    """Return how far the lowest and the highest number lie from the mean, as lengths of error bars.
+
+    The result is ``[[below], [above]]``, or ``None`` for fewer than two numbers.
     """
     if len(numbers) < 2:
         return None

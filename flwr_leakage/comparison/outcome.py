@@ -23,8 +23,9 @@ class Measure:
     Attributes:
         name: the name of the measure, as a key in tables.
         heading: the heading for people, with the unit.
-        leaks: ``more`` if a larger value means that more leaks, ``less`` if less, or empty.
-        style: the format specification of the number.
+        leaks: ``more`` if a larger value means that more leaks, ``less`` if it means that less
+            leaks; empty if neither.
+        style: the format specification of the number, such as ``.1f``.
         meaning: the meaning of the measure in one sentence.
     """
 
@@ -36,10 +37,12 @@ class Measure:
 
 
 SAID = "defense (as clients say)"
-"""The setting that holds the names of the defenses that a run's clients say they use."""
+"""The name of the setting that holds the defenses that a run's clients say they use."""
 
 FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
-"""The rates of false alarms at which the share of found members is measured, by measure."""
+"""The rates of false alarms at which the membership test's share of found members is measured, by
+the name of the measure in ``MEASURES``.
+"""
 
 MEASURES = (
     Measure("images", "images", "", ".0f", "Different images that were attacked."),
@@ -88,7 +91,7 @@ MEASURES = (
         "CPU seconds of a client's training in a round, mean; its defense included.",
     ),
 )  # fmt: skip
-"""The numbers that are compared, in the order of the table's columns."""
+"""The measures by which runs are compared, in the order of the table's columns."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,16 @@ class Outcome:
 
     Attributes:
         folder: the run folder.
-        config: the run's config as a flat mapping such as ``{"client.batch_size": 4}``, or empty.
+        config: the run's config as a flat mapping such as ``{"client.batch_size": 4}``, empty if it
+            is unknown.
         choices: the chosen option of each config group, such as ``{"attack": "strongest"}``.
-        seed: the seed of the run, or ``None``.
-        status: whether the numbers are those of a whole run, in words.
-        values: the values of the measures by their names in ``MEASURES``, or ``None``.
-        shares: the share of used records that the membership test found, where known, for each rate
-            of false alarms (by its name in ``FOUND``).
+        seed: the seed of the run; ``None`` if it is unknown.
+        status: ``finished``, ``not finished``, or ``no attack was graded`` if the run ended without
+            a graded attempt.
+        values: the value of each measure by its name in ``MEASURES``; ``None`` where the run has
+            none.
+        shares: by name in ``FOUND``, the counts of the records used in training that the membership
+            test found at that rate of false alarms, where known.
     """
 
     folder: Path
@@ -143,7 +149,10 @@ def outcome(run: RunData) -> Outcome:
 
 
 def _said(run: RunData) -> dict[str, str]:
-    """Return the setting ``SAID`` of a run; empty if no client names a defense."""
+    """Return the setting ``SAID`` of a run: the defenses that its clients say they use.
+
+    The result is empty if no client names a defense.
+    """
     names = defenses_told(event.message for event in run.events)
     return {SAID: " and ".join(names)} if names else {}
 
@@ -181,8 +190,9 @@ def _measured(index: Index) -> dict[str, float | None]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested mappings as a flat one, such as ``{"a.b": 1}`` for ``{"a": {"b": 1}}``. Every
-    key begins with ``before``.
+    """Return nested mappings as a flat one, such as ``{"a.b": 1}`` for ``{"a": {"b": 1}}``.
+
+    ``before`` is put before every key.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():

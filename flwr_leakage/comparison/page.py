@@ -1,4 +1,4 @@
-"""Write one page that compares several runs: a table, the frontier, and links to reports."""
+"""Write a page that compares several runs: a table, a plot of accuracy over leakage, and links."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         comparison: the runs to show.
         path: the file to write.
         link_reports: whether the page links to the runs' reports by relative paths; set it only for
-            reports that were written here, as a stranger's may be any page.
+            reports that were written here, as a stranger's report may be any page.
 
     Returns:
         The path of the file.
@@ -61,7 +61,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         link=lambda run: _link(run.folder, path) if link_reports else "",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A setting may hold a lone surrogate, which UTF-8 cannot write.
+    # A setting's text may hold a lone surrogate, which UTF-8 cannot encode.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 
@@ -71,8 +71,9 @@ WIDE = 11.0, 4.4
 
 
 def _short(text: str, runs: str) -> str:
-    """Return a cell's text without the number of runs, if that is ``runs``. Non-breaking spaces
-    keep what stands in brackets in one line.
+    """Return a cell's text without its ``n = …``, if n is ``runs``, the number in another column.
+
+    Non-breaking spaces keep a text in brackets on one line.
 
     Example:
         >>> _short("67% (0% to 100%, n = 3)", "3").replace(" ", "~")
@@ -85,7 +86,7 @@ def _short(text: str, runs: str) -> str:
 
 
 def _values(comparison: Comparison) -> Table:
-    """Return a table of settings with a row for each setting and a column for each group."""
+    """Return a table with a row for each setting and a column for each group of runs."""
     groups = comparison.groups
     rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
     return Table(
@@ -95,8 +96,13 @@ def _values(comparison: Comparison) -> Table:
 
 
 def _drawn(comparison: Comparison, narrow: bool) -> Markup:
-    """Return the plot of the frontier as SVG in the page's colours, for a phone if ``narrow``. Its
-    legend names the groups by the numbers of the table's rows.
+    """Return the plot of accuracy over leakage as SVG in the page's colours, for a phone if
+    ``narrow``.
+
+    The legend names groups by the table's row numbers.
+
+    Raises:
+        ValueError: no group has both an accuracy and a leakage.
     """
     with matplotlib.rc_context({**STYLE, "legend.frameon": False}):
         figure = frontier(comparison, narrow=narrow, numbered=True)
@@ -110,8 +116,9 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
 
 
 def _link(folder: Path, page: Path) -> str:
-    """Return the path of a run's report relative to the file ``page``; empty if there is no
-    report.
+    """Return the path of the report in ``folder``, relative to the folder of the file ``page``.
+
+    It is empty if there is no report.
     """
     report = folder / "report.html"
     return os.path.relpath(report, page.parent) if report.is_file() else ""

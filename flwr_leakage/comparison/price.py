@@ -1,4 +1,4 @@
-"""Describe in sentences the effect of each defense on leakage, and its cost in accuracy."""
+"""Describe in sentences how each defense changes the leakage, and its cost in accuracy."""
 
 from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import FOUND, MEASURES
@@ -8,8 +8,10 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Return sentences on how each defense changes leakage, accuracy and found members. They
-    compare the runs under a defense with those without one whose other settings are equal.
+    """Return sentences on how each defense changes leakage, accuracy and found members.
+
+    Each sentence compares a group of runs under a defense with the group without a defense whose
+    other settings are equal. A defense without such a group has no sentence.
     """
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
@@ -23,13 +25,15 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return the (name, value) of those settings of a group that do not belong to the defense."""
+    """Return the (name, value) of each setting of a group that is not one of the defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 
 def _price(group: Group, bare: Group) -> list[str]:
     """Return sentences that compare leakage and accuracy with a defense (``group``) and without
-    (``bare``); none if a number is missing.
+    (``bare``).
+
+    The list is empty if one of these numbers is missing.
     """
     accuracy, accuracy_without = group.mean("test_accuracy"), bare.mean("test_accuracy")
     if group.mean("leaked") is None or bare.mean("leaked") is None:
@@ -53,8 +57,10 @@ def _price(group: Group, bare: Group) -> list[str]:
 
 
 def _members(group: Group, bare: Group) -> str:
-    """Return a sentence on the shares of used records that the membership test found with a defense
-    (``group``) and without (``bare``); empty if one is unknown.
+    """Return a sentence on the members that a membership test found with a defense and without.
+
+    The runs with a defense are ``group``, those without ``bare``. The text is empty if the share
+    found is unknown for one.
     """
     measure = next(each for each in MEASURES if each.name in FOUND)
     if None in (group.mean(measure.name), bare.mean(measure.name)):
@@ -66,7 +72,7 @@ def _members(group: Group, bare: Group) -> str:
 
 
 def _cut_off(group: Group) -> str:
-    """Return a sentence on the share of a group's attacks that the time limit ended, if any."""
+    """Return a sentence on the share of a group's attacks that the time limit ended; else empty."""
     share = group.mean("cut_off")
     if not share:
         return ""

@@ -1,4 +1,4 @@
-"""Metrics of reconstructions against the truth, and of the trained model's accuracy."""
+"""Metrics of reconstructions against the private samples, and of the trained model's accuracy."""
 
 from typing import TYPE_CHECKING
 

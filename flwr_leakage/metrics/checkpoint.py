@@ -11,22 +11,27 @@ from pathlib import Path
 import torch
 
 SECONDS = 10.0
-"""The longest time in seconds that a run waits for a checkpoint; SqueezeNet's has 5 MB, VGG-16's
-530."""
+"""The longest time in seconds that a run waits for a checkpoint. SqueezeNet's has 5 MB and VGG-16's
+530 MB, which slow connections do not fetch in this time.
+"""
 
 OFFLINE = "FLWR_LEAKAGE_OFFLINE"
-"""The name of an environment variable: if it is set to any value, nothing is fetched."""
+"""The name of an environment variable. If its value is not empty, no checkpoint is fetched."""
 
 URLS = {
     "alex": "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
     "vgg": "https://download.pytorch.org/models/vgg16-397923af.pth",
     "squeeze": "https://download.pytorch.org/models/squeezenet1_1-b8a52dc0.pth",
 }
-"""Torchvision's checkpoints by backbone; a name ends in the first digits of the file's SHA-256."""
+"""The URLs of torchvision's checkpoints, by the name of LPIPS's backbone. A file's name ends in the
+first digits of its SHA-256.
+"""
 
 
 class BackboneUnavailableError(RuntimeError):
-    """The error for missing trained weights of LPIPS's network; random ones do not give LPIPS."""
+    """The error for missing trained weights of LPIPS's backbone. With random weights it is not
+    LPIPS.
+    """
 
 
 def hub_folder() -> Path:
@@ -38,9 +43,10 @@ def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS)
     """Return the path of a checkpoint's file, which is fetched if it is not there yet.
 
     Args:
-        url: its URL, whose name ends in ``-DIGEST.pth`` with the beginning of its SHA-256.
-        folder: the folder in which it is kept. Several processes may fetch at a time.
-        download: whether it may be fetched.
+        url: the checkpoint's URL, which ends in ``-DIGEST.pth``; ``DIGEST`` is the beginning of the
+            file's SHA-256.
+        folder: the folder in which the file is kept. Several processes may fetch at a time.
+        download: whether the file may be fetched.
         seconds: the largest number of seconds that the download may take.
 
     Raises:
@@ -74,13 +80,15 @@ def matches(path: Path) -> bool:
 
 
 def fetch(url: str, path: Path, seconds: float) -> None:
-    """Download a file to ``path``, whose name holds its digest, in at most ``seconds``; a partial
-    file is removed. The transfer runs in a thread, as no time limit of a socket covers the look-up
-    of a host name.
+    """Download a file to ``path`` in at most ``seconds`` seconds, and remove what was fetched in
+    part.
+
+    The file's name ends in ``-DIGEST.SUFFIX``; ``DIGEST`` is the beginning of its SHA-256. The
+    transfer runs in a thread, as no time limit of a socket covers the look-up of a host name.
 
     Raises:
         OSError: there is no network, or it is too slow.
-        ValueError: the file's SHA-256 is not that in its name.
+        ValueError: the file's SHA-256 does not begin with the digest in its name.
     """
     outcome: list[bytes | Exception] = []
     end = time.monotonic() + seconds

@@ -1,6 +1,6 @@
 """Compare a reconstruction with the private batch: match the samples, then measure each pair.
 
-It can be used only where the private batch, which no attack sees, is known, as in a simulation.
+The private batch, which no attack sees, must be known, as in a simulation.
 """
 
 import math
@@ -32,14 +32,15 @@ _LEAKS: Direction = "larger leaks more"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The distance of a reconstruction from the truth, by several metrics.
+    """The distance of a reconstruction from the private samples, by several metrics.
 
     Attributes:
         measurements: a measurement for each metric, whose entry i belongs to private sample i.
-        assignment: (B,) int64, for each private sample the index of its reconstruction, −1 if it
-            has none.
+        assignment: (B,) int64, for each private sample the index of its reconstruction, −1 if none
+            was left for it.
         matched: reconstructed pixels (B, C, H, W) in the order of the private samples, in [0, 1],
-            or NaN where ``assignment`` is −1; for texts token ids (B, T), or −1 there.
+            or NaN where ``assignment`` is −1; for texts token ids (B, T), or −1 in the place of
+            NaN.
     """
 
     measurements: list[Measurement]
@@ -49,20 +50,22 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A set of metrics of reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels, and others.
+    """A set of metrics of reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, inferred labels and
+    others.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
     ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, fitted to the
-    truth; ``blind_affine_psnr`` is that of the blind guess, made without the update.
+    original. ``blind_affine_psnr`` is the same for the blind guess, an image made without the
+    update.
 
-    For texts the metrics are the share of tokens in place, with a note such as ``most tokens``;
-    exact texts; ROUGE-L; the share of a text's distinct tokens that the attack names at all; found
-    labels; and the rank of the original among other texts.
+    For texts the metrics are the share of tokens in their place, with a note such as
+    ``most tokens``; whether the text is exact; ROUGE-L; the share of a text's distinct tokens that
+    the attack names at any place; inferred labels; and the rank of the original among other texts.
 
     Attributes:
-        psnr_cap_db: the largest PSNR in dB that is reported; larger ones, such as those of exact
-            matches, are reported as this one, with a note.
-        lpips: how LPIPS is computed; ``None`` leaves it out.
+        psnr_cap_db: the largest PSNR in dB that is reported; a larger one, such as that of an exact
+            match, is reported as this number, with a note.
+        lpips: how LPIPS is computed; ``None`` leaves LPIPS out.
     """
 
     psnr_cap_db: float = 120.0
@@ -88,7 +91,8 @@ class Evaluator:
             truth: the private batch, in the model's input space.
             spec: the shape and the normalisation of the inputs.
             reference: the blind guess, made without the update, and images among which the original
-                is looked for; ``None`` to measure neither.
+                is looked for; with ``None`` neither is measured for images, and texts are compared
+                with one repeated token.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -146,8 +150,10 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A function that makes a measurement of all ``count`` samples from the values of some, whose
-    indices are ``rows``. The others get no number, and ``problem`` as their note.
+    """A function that makes a measurement of all samples from the values of some.
+
+    Of ``count`` samples, those with the indices ``rows`` have a value. The others have no number,
+    and ``problem`` as their note.
     """
 
     count: int
@@ -176,8 +182,11 @@ class _Rows:
         measure: Callable[[], Tensor],
         note: str = "",
     ) -> Measurement:
-        """Return the measurement with the values that ``measure`` returns for the matched samples.
-        If its metric does not apply, there are no values, and the notes say why for each sample.
+        """Return the measurement of a metric that may not apply to these images.
+
+        ``measure`` computes one value for each matched sample, and each of them gets ``note``. If
+        ``measure`` raises a ``ValueError`` or lacks a backbone, no sample has a value, and the
+        error is the note of each matched one.
         """
         try:
             values = measure().tolist() if self.rows else []
@@ -190,7 +199,9 @@ class _Rows:
 def _texts(
     reconstruction: Reconstruction, truth: Batch, spec: InputSpec, reference: Reference
 ) -> Evaluation:
-    """Return the evaluation of recovered texts, matched with the private ones."""
+    """Return the metrics of recovered texts, after matching them with the private texts in
+    ``truth``.
+    """
     ids, padding = truth.inputs.cpu(), spec.padding
     matched, assignment = torch.full_like(ids, -1), torch.full((len(ids),), -1)
     problem, labels = _problem(reconstruction, spec), []
@@ -237,8 +248,10 @@ def _texts(
 
 
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
-    """Return model inputs as pixels in float64, NaN where not finite, and clamped to [0, 1] if the
-    spec has a box of valid pixels.
+    """Return model inputs as float64 pixels, NaN where they are not finite.
+
+    The normalisation is undone. If ``spec.box`` says that inputs are images in [0, 1], the pixels
+    are clamped to [0, 1].
     """
     pixels = spec.denormalize(inputs.detach().cpu().double())
     return torch.where(pixels.isfinite(), pixels.clamp(0, 1) if spec.box else pixels, math.nan)
@@ -260,8 +273,10 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
 
 
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
-    """Return the PSNR in dB, at most 120, of each pair of images, after the brightness and contrast
-    of that in ``ours`` were changed to bring it nearest that in ``theirs``.
+    """Return the PSNR in dB of each pair of images after a fit of brightness and contrast, at most
+    120.
+
+    The fit brings each reconstruction in ``ours`` nearest its original in ``theirs``.
     """
     fitted = fit_brightness_and_contrast(ours, theirs)
     return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
@@ -270,16 +285,19 @@ def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
-    """Return measurements of the blind guess (made without the update), and the rank of each
-    original among other images by likeness to its reconstruction. ``ours`` and ``theirs`` are
-    matched reconstructions and originals, ``truth`` all originals, as pixels; ``measure`` makes a
-    measurement of all samples from matched ones.
+    """Return measurements of the blind guess, and the rank of each original among other images.
+
+    ``reference`` holds the blind guess, made without the update, and the pool of other images,
+    which are ranked by likeness to the reconstruction. ``ours`` and ``theirs`` are the matched
+    reconstructions and their originals as pixels, and ``truth`` all originals. ``measure`` makes a
+    measurement of all samples from the values of matched ones.
     """
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
     found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
-    # A constant guess is fitted by the original's mean level, and no fit is worse than that.
+    # A constant guess becomes the original's mean grey level by the fit, and no fit is worse than
+    # that.
     found.append(every("blind_affine_psnr", _affine_psnr(guesses, truth), "dB", ""))
     if min(truth.shape[2:]) >= SSIM_WINDOW:
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))

@@ -15,15 +15,16 @@ MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised
 
 @dataclass(frozen=True)
 class Reference:
-    """The blind guess, made without the update, and other samples, to compare a reconstruction
-    with.
+    """A blind guess, made without the update, and other samples, to compare a reconstruction with.
 
     Attributes:
         guess: the blind guess, (C, H, W) pixels in [0, 1] or (T,) token ids.
-        pool: the other samples among which the original is looked for, N of them in the same form.
-        class_names: the name of each class, or empty.
-        meaning: a description of the blind guess, such as ``the mean of …``; or empty.
-        words: the word that each token id of a text stands for, or empty.
+        pool: the other samples among which the original is looked for, N samples in the form of
+            ``guess``; without any, no rank is measured.
+        class_names: the name of each class, by index; empty if unknown.
+        meaning: a description of the blind guess, such as ``the mean of …``; empty if there is
+            none.
+        words: the word that each token id stands for, by id; empty if unknown.
     """
 
     guess: Tensor
@@ -34,9 +35,10 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """Return the reference that needs no data: the guess is the normalisation's mean colour, or
-        for texts the token id 0 (1 if 0 is the padding) at all positions; there are no other
-        samples.
+        """Return the reference that needs no data, with an empty pool of other samples.
+
+        The blind guess is one flat image in the normalisation's mean colour. For texts it is the
+        token id 0 at all positions, or 1 if 0 is the id of padding.
         """
         if spec.is_text:
             (ids,) = spec.blank(1, torch.zeros(()))
@@ -73,7 +75,7 @@ def identification_ranks(
     reference: Reference,
     up_to_brightness: bool = False,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the rank of each original among other images, by likeness to the reconstruction.
+    """Return the rank of each original among other images, by likeness to its reconstruction.
 
     The likeness of a reconstruction x̂ and an image x is the cosine of their differences from the
     blind guess m, which is made without the update: ``⟨x̂ − m, x − m⟩ / (‖x̂ − m‖ ‖x − m‖)``. It
@@ -84,14 +86,15 @@ def identification_ranks(
     Args:
         reconstructed: the reconstructions, pixels in [0, 1].
         truth: the original of each, pixels in [0, 1].
-        reference: the blind guess m, and the pool of other images. The one that equals the
-            original, or else the last one, is left out, so that all originals have equally many.
-        up_to_brightness: whether the likeness also ignores brightness, as constants and multiples
-            of the blind guess are projected out of all images.
+        reference: the blind guess m, and the pool of other images. For each original, the pool's
+            image that equals it is left out, or the last one if none does, so that each is ranked
+            among equally many.
+        up_to_brightness: whether the likeness also ignores brightness, by projecting constants and
+            multiples of the blind guess out of all images.
 
     Returns:
         The rank of each original, 1 for the most alike, with ties counted against the attack; and
-        the number of images, with the original.
+        the number n of images it is ranked among, itself included.
     """
     guess = reference.guess.to(truth).flatten()
 
@@ -106,8 +109,8 @@ def identification_ranks(
     others, ours, originals = map(deviation, (reference.pool, reconstructed, truth))
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
-    # The pool may hold the original itself; where it does not, one is left out all the same, so
-    # that all samples are looked for among equally many.
+    # The pool's copy of the original is left out, or the last image if there is none, so that each
+    # original is ranked among equally many.
     same[~same.any(1), -1:] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)
@@ -119,14 +122,21 @@ def text_ranks(
     reference: Reference,
     padding: int | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the rank of each original among other texts by likeness to the recovered text, 1 for
-    the most alike, with ties counted against the attack; and the number of texts, with the
-    original.
+    """Return the rank of each original among other texts, by likeness to the recovered text.
 
-    The likeness is the number of tokens that two texts share, each as often as it occurs in both,
-    as a share of their mean length (ROUGE-1 of Lin 2004), in any order. In ``found``, −1 stands
-    where no token was found. The text of the reference's pool that equals the original, or else the
-    last one, is left out. ``padding`` is the id of padding, which does not count.
+    The likeness is the number of tokens that two texts share in any order, each as often as it
+    occurs in both, divided by the mean length of the two texts (ROUGE-1 of Lin 2004).
+
+    Args:
+        found: the token ids of the recovered texts; −1 where no token was found.
+        truth: the token ids of the originals.
+        reference: its pool are the other texts. For each original, the pool's text that equals it
+            is left out, or the last one if none does.
+        padding: the id of padding, which does not count; ``None`` for none.
+
+    Returns:
+        The rank of each original, 1 for the most alike, with ties counted against the attack; and
+        the number of texts it is ranked among, itself included.
     """
     ranks, counts = [], []
     others = [_tokens(text, padding) for text in reference.pool]
@@ -150,11 +160,16 @@ def _likeness(one: Counter[int], other: Counter[int]) -> float:
 
 
 def _directions(deviations: Tensor) -> Tensor:
-    """Return the rows of ``deviations`` scaled to unit length; (almost) zero rows become zero."""
+    """Return the rows of ``deviations`` scaled to unit length; a row with a norm of at most 1e-6
+    becomes zero.
+    """
     norms = deviations.norm(dim=1, keepdim=True)
     return torch.where(norms > 1e-6, deviations / norms.clamp_min(1e-12), 0.0)
 
 
 def _equal(truth: Tensor, pool: Tensor) -> Tensor:
-    """Return booleans (B, N), true where sample n of the pool equals original b."""
+    """Return booleans (B, N), true where sample n of the pool equals original b.
+
+    They are equal if no pixel or token id differs by 1e-4 or more.
+    """
     return torch.cdist(truth.flatten(1).float(), pool.flatten(1).float(), p=math.inf) < 1e-4

@@ -1,4 +1,4 @@
-"""Measure the accuracy of the labels that an attack inferred."""
+"""Measure how many of the labels that an attack inferred are right."""
 
 from collections import Counter
 
@@ -7,8 +7,10 @@ from torch import Tensor
 
 
 def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
-    """Return class indices (B,) unchanged, and soft targets (B, K) as the indices of their largest
-    entries.
+    """Return labels as class indices (B,); soft labels (B, K) count by their largest entry.
+
+    Raises:
+        ValueError: the labels have another number of axes.
     """
     if targets.ndim == 1:
         return targets.long()
@@ -18,10 +20,10 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 
 
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
-    """Return 1 for each true sample whose label was found, else 0, whatever the order of labels.
+    """Return 1 for each true sample whose label an attack inferred, else 0, in any order of labels.
 
-    Each predicted label counts for one sample that has it: for the one at the same index if that
-    has it, else for the first one that was not counted yet.
+    Each predicted label counts for one sample that has it: for the sample at the same index if that
+    has the label, else for the first such sample that does not count yet.
 
     Args:
         predicted: the inferred labels, (M,) class indices or (M, K) probabilities.

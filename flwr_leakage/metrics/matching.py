@@ -9,8 +9,10 @@ from torch import Tensor
 def pairwise_mse(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Float[Tensor, "B M"]:
-    """Return the mean squared error of each original against each reconstruction, in float64, by
-    differences: inner products would cancel where a reconstruction is nearly exact.
+    """Return the mean squared error of each original against each reconstruction, in float64.
+
+    It is computed by differences. Inner products would cancel where a reconstruction is nearly
+    exact.
     """
     distances = torch.cdist(
         truth.double().flatten(1),
@@ -23,7 +25,7 @@ def pairwise_mse(
 def match_samples(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Int[Tensor, " B"]:
-    """Return which reconstruction belongs to each original, so that the sum of MSEs is smallest.
+    """Return the reconstruction that belongs to each original, so that the sum of MSEs is smallest.
 
     The linear sum assignment is solved exactly (SciPy's modified Jonker–Volgenant, Crouse 2016).
 
@@ -32,7 +34,8 @@ def match_samples(
         reconstructed: M images, in pixels. One that is not finite is left out.
 
     Returns:
-        For each original the index of its reconstruction; −1 if there are too few.
+        For each original the index of its reconstruction; −1 if there are too few reconstructions
+        and none is left for this original.
 
     Example:
         >>> images = torch.arange(3.0).reshape(3, 1, 1, 1)

@@ -61,7 +61,8 @@ class Lpips:
         """Return the network that computes LPIPS, loaded only once in a process.
 
         Raises:
-            BackboneUnavailableError: there are no trained weights; the message says why.
+            BackboneUnavailableError: the trained weights of the backbone are missing; the message
+                says why.
         """
         backbone = None if self.backbone is None else os.fspath(self.backbone)
         outcome = _try_load_network(self.net, backbone, self.download)
@@ -75,7 +76,8 @@ class Lpips:
         """Return the LPIPS of each pair of images with pixels in [0, 1].
 
         Raises:
-            BackboneUnavailableError: there are no trained weights; the message says why.
+            BackboneUnavailableError: the trained weights of the backbone are missing; the message
+                says why.
             ValueError: the images have neither one nor three channels.
         """
         network = self.network()
@@ -98,8 +100,9 @@ class Lpips:
 
 
 def prepare_images(images: Float[Tensor, "B C H W"], min_size: int) -> Float[Tensor, "B 3 H2 W2"]:
-    """Return images with three channels, grey ones repeated, with the shorter side enlarged to at
-    least ``min_size`` pixels.
+    """Return images with three channels whose shorter side has at least ``min_size`` pixels.
+
+    The channel of grey images is repeated. Smaller images are enlarged bilinearly.
 
     Raises:
         ValueError: the images have neither one nor three channels.
@@ -123,8 +126,9 @@ def _enlarged(height: int, width: int, min_size: int) -> tuple[int, int]:
 def _try_load_network(
     net: Backbone, backbone: str | None, download: bool
 ) -> nn.Module | BackboneUnavailableError:
-    """Return the network, or the error that says why it is missing. The result is cached, so that a
-    failed download is not tried again.
+    """Return the network that computes LPIPS, or the error that says why its weights are missing.
+
+    The result is cached, so that a failed download is not tried again.
     """
     try:
         return _load_network(net, backbone, download)
@@ -138,7 +142,8 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = lpips.LPIPS(net=net, pnet_rand=True, verbose=False)
-    # lpips cuts torchvision's ``features`` into slices: slice2.3.weight is features.3.weight.
+    # The package lpips cuts torchvision's ``features`` into slices: its ``slice2.3.weight`` is
+    # ``features.3.weight``.
     keys = {key: key.split(".", 1)[1] for key in network.net.state_dict()}
     source = backbone or "torchvision's checkpoint"
     missing = sorted(set(keys.values()) - weights.keys())
@@ -154,8 +159,13 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
 
 
 def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
-    """Return the backbone's weights by name, without the prefix ``features.``, from the file
-    ``backbone`` or torchvision's checkpoint, which is fetched only if ``download``.
+    """Return the backbone's weights by name, without the prefix ``features.``.
+
+    They are read from the file ``backbone``, or with ``None`` from torchvision's checkpoint, which
+    may be fetched if ``download`` is true.
+
+    Raises:
+        BackboneUnavailableError: there is no file that can be read as a ``state_dict``.
     """
     if backbone is None:
         path = checkpoint(URLS[net], hub_folder(), download)
@@ -165,7 +175,7 @@ def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Param
         check_archive(path)
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.PickleError) as error:
-        # torch adds several paragraphs of advice to the first line.
+        # The first line of torch's error says why; several paragraphs of advice follow.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BackboneUnavailableError(f"cannot read the backbone {path}: {reason}") from error
     if not isinstance(weights, dict):

@@ -14,7 +14,9 @@ from torchmetrics.functional.image import (
 )
 
 SSIM_WINDOW = 11
-"""Side of SSIM's Gaussian window in pixels; the sides of an image must be at least as long."""
+"""The side of SSIM's Gaussian window in pixels (Wang et al. 2004). The sides of an image must be at
+least as long.
+"""
 
 
 def mse(
@@ -40,7 +42,9 @@ def rmse(
 def psnr(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the PSNR ``10·log₁₀(1 / MSE)`` of each pair in dB, infinite for an exact match."""
+    """Return the PSNR ``10·log₁₀(1 / MSE)`` of each pair of images in dB, infinite for an exact
+    match.
+    """
     return peak_signal_noise_ratio(
         reconstructed, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
@@ -49,12 +53,13 @@ def psnr(
 def fit_brightness_and_contrast(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, "B C H W"]:
-    """Return each image with the contrast and brightness that bring it nearest its original.
+    """Return each reconstruction with the contrast and brightness that bring it nearest its
+    original.
 
-    The result ``a · x̂ + b``, with a contrast a > 0 and a brightness b, minimises the squared error
-    over all pixels and channels of an image, and is not clamped. A constant image, or one whose
-    best contrast is negative, becomes the original's mean grey level. All pixels given are in [0,
-    1].
+    A reconstruction x̂ becomes ``a · x̂ + b``, with a contrast a > 0 and a brightness b. The result
+    minimises the squared error over all pixels and channels of the image, and is not clamped. A
+    constant image, or one whose best contrast is negative, becomes the original's mean grey level
+    everywhere. The pixels of both arguments are in [0, 1].
 
     Example:
         >>> import torch
@@ -67,7 +72,7 @@ def fit_brightness_and_contrast(
     ours = reconstructed - reconstructed.mean(axes, keepdim=True)
     variance = ours.square().mean(axes, keepdim=True)
     contrast = (ours * (truth - level)).mean(axes, keepdim=True).clamp_min(0)
-    # A spread below a thousandth of a grey level is rounding, and no image.
+    # A variance of at most 1e-12, which is a spread of 1e-6 in units where white is 1, is rounding.
     contrast = torch.where(variance > 1e-12, contrast / variance.clamp_min(1e-12), 0.0)
     return contrast * ours + level
 
@@ -75,10 +80,10 @@ def fit_brightness_and_contrast(
 def ssim(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the structural similarity of each pair of images (Wang et al. 2004, equation 13).
+    """Return the structural similarity SSIM of each pair of images (Wang et al. 2004, equation 13).
 
-    It is the mean over all Gaussian windows of 11×11 pixels and standard deviation 1.5 in the
-    image.
+    SSIM is the mean over all windows of 11×11 pixels that lie within the image, weighted by a
+    Gaussian with a standard deviation of 1.5 pixels. It is at most 1, the value of equal images.
 
     Raises:
         ValueError: the images are smaller than the window.
@@ -91,6 +96,6 @@ def ssim(
     _, index_map = structural_similarity_index_measure(
         reconstructed, truth, data_range=1.0, reduction="none", sigma=1.5, return_full_image=True
     )
-    # torchmetrics pads by reflection, so that its mean counts border pixels twice.
+    # torchmetrics pads by reflection, so that its own mean would count border pixels twice.
     border = SSIM_WINDOW // 2
     return index_map[..., border:-border, border:-border].flatten(1).mean(1)

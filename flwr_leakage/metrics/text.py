@@ -1,4 +1,4 @@
-"""Measure recovered texts against the private ones."""
+"""Measure recovered texts against the private texts."""
 
 from typing import Literal
 
@@ -18,7 +18,8 @@ TextGrade = Literal["all tokens", "most tokens", "some tokens", "no more than a 
 def match_texts(
     truth: Int[Tensor, "B T"], found: Int[Tensor, "M T"], padding: int | None = None
 ) -> Int[Tensor, " B"]:
-    """Return which recovered text belongs to each true one, so that most tokens are in place.
+    """Return the recovered text that belongs to each true one, so that most tokens are in their
+    place.
 
     Args:
         truth: the token ids of the true texts.
@@ -44,6 +45,8 @@ def token_accuracy(
 ) -> Float[Tensor, " B"]:
     """Return the share of each true text's tokens, without padding, that are found in their place.
 
+    ``padding`` is the id of padding, ``None`` for none. A text of padding alone has the share 0.
+
     Example:
         >>> token_accuracy(torch.tensor([[5, 6, 0, 0]]), torch.tensor([[5, 7, 0, 0]]), padding=0)
         tensor([0.5000])
@@ -57,8 +60,9 @@ def rouge_l(
 ) -> Float[Tensor, " B"]:
     """Return ROUGE-L of each pair of texts, the F1 score of the longest common subsequence.
 
-    If the longest common subsequence of texts of n and m tokens has L tokens, it is
-    ``2 L / (n + m)`` (Lin 2004). The edit distance without replacements is ``n + m − 2 L``.
+    If the longest common subsequence of texts of n and m tokens has L tokens, ROUGE-L is
+    ``2 L / (n + m)`` (Lin 2004). ``padding`` is the id of padding, which does not count. L follows
+    from the edit distance without replacements, which is ``n + m − 2 L``.
 
     Example:
         >>> rouge_l(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 9]]))
@@ -66,7 +70,7 @@ def rouge_l(
     """
     scores = []
     for one, other in zip(truth, found, strict=True):
-        # torchmetrics compares strings, so that each token is a letter of its own.
+        # torchmetrics compares strings, so each token id becomes a letter of its own.
         letters = [
             "".join(chr(0x10000 + token) for token in text[_own(text, padding)].tolist())
             for text in (one, other)
@@ -78,14 +82,15 @@ def rouge_l(
 
 
 def text_grade(accuracy: float, blind: float) -> TextGrade:
-    """Return in words how much of a text is recovered beyond a blind guess.
+    """Return in words how much of a text an attack recovered beyond a blind guess.
 
-    ``most tokens`` and ``some tokens`` are at least a half and a tenth of those that the guess
-    misses.
+    Counted are the tokens that the blind guess misses. At least a half of them recovered is
+    ``most tokens``, and at least a tenth is ``some tokens``.
 
     Args:
-        accuracy: the share of tokens in place.
-        blind: the share of tokens in place by guessing the most frequent token at all positions.
+        accuracy: the share of tokens that the attack has in their place.
+        blind: the share of tokens that the blind guess, one frequent token at all positions, has in
+            its place.
 
     Example:
         >>> text_grade(1.0, 0.1), text_grade(0.5, 0.1), text_grade(0.15, 0.1)
@@ -100,5 +105,5 @@ def text_grade(accuracy: float, blind: float) -> TextGrade:
 
 
 def _own(ids: Int[Tensor, "*shape"], padding: int | None) -> Bool[Tensor, "*shape"]:
-    """Return booleans, true for tokens that are not padding."""
+    """Return booleans, true for tokens that are not padding; without a ``padding``, for all."""
     return torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding

@@ -16,9 +16,9 @@ class Utility:
     """The quality of a classifier, or of a next-token model, on held-out data.
 
     Attributes:
-        accuracy: the share of samples whose largest logit is their label's, in [0, 1].
+        accuracy: the share of samples whose largest logit is that of their label, in [0, 1].
         loss: the mean cross-entropy; not finite if the model diverged.
-        num_examples: the number of samples.
+        num_examples: the number of samples; for texts, of predicted tokens.
     """
 
     accuracy: float
@@ -29,12 +29,13 @@ class Utility:
 def utility_of(
     logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch], padding: int | None = None
 ) -> Utility:
-    """Return the quality of a function from inputs to logits (B, K), or (B, T, V) of next tokens.
+    """Return the accuracy and loss on held-out data of a function from inputs to logits.
 
-    Each predicted token of a text counts as a sample.
+    The logits are (B, K) of K classes, or (B, T, V) of the next of V tokens. Each predicted token
+    of a text counts as a sample.
 
     Args:
-        logits_of: a model, or a model with given parameters such as
+        logits_of: the function: a model, or a model with given parameters such as
             ``functools.partial(gradient_map.logits, params)``.
         batches: the held-out data; in the accuracy, soft targets count by their largest entry.
         padding: the id of padding tokens, which do not count; ``None`` for none.
@@ -61,10 +62,10 @@ def utility_of(
 def classifier_utility(
     model: nn.Module, batches: Iterable[Batch], padding: int | None = None
 ) -> Utility:
-    """Return the quality of a model in eval mode on held-out data; its mode is restored.
+    """Return the accuracy and loss of a model in eval mode on held-out data, and restore its mode.
 
     Args:
-        model: the model.
+        model: the model, which returns logits (B, K), or (B, T, V) of the next of V tokens.
         batches: the held-out data.
         padding: the id of padding tokens, which do not count; ``None`` for none.
 

@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
     Attributes:
         text: the line itself.
-        items: alternatives that are listed below the line, of which the reader chooses one.
+        items: alternatives that are listed below ``text``, of which the reader chooses one.
     """
 
     text: str
@@ -77,7 +77,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Return the lines and commands that advise a further run; none if the advice has none."""
+        """Return the texts and commands that advise a further run; empty if none is advised."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 
@@ -88,8 +88,10 @@ def advise(
     asked: Sequence[Remedy],
     events: Sequence[RunEvent] = (),
 ) -> Advice:
-    """Return the report's advice on a run, from its records, settings and events. ``asked`` are the
-    defenses under which the run attacked copies of its updates.
+    """Return the advice on a run: whether training may go on as it is, and which steps to take.
+
+    ``index`` holds the run's records and ``metadata`` its settings. ``asked`` are the defenses that
+    were tried on copies of the run's updates.
     """
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
@@ -134,9 +136,10 @@ def advise(
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
-    """Return the step that advises a new run under a defense, with its command if the run was a
-    simulation. ``wanted.changes`` are the settings by which that run can say whether training may
-    go on, as this one cannot.
+    """Return the step that advises a new run under a defense.
+
+    It has the run's command if this run, of which ``metadata`` are the settings, was a simulation.
+    ``wanted.changes`` are settings of the new run.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -150,13 +153,13 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_limits(commands: Sequence[str]) -> str:
-    """Return a clause on how long the run of commands may take if they lift limits of time."""
+    """Return a clause that commands may take hours if they lift time limits; else empty."""
     is_lifted = any("max_seconds=null" in each for each in commands)
     return ", without a time limit (maybe hours an update)" * is_lifted
 
 
 MAX_LINES, MAX_LINE = 5, 200
-"""The largest number of lines of advice, and of characters in a line."""
+"""The largest number of lines of the report's short advice, and of characters in a line."""
 
 
 def _in_short(
@@ -168,9 +171,13 @@ def _in_short(
     unsure: set[int],
     nothing_seen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the advice in short lines. If a sample is seen, they list changes to training, one of
-    which is to be tested. If none is seen, they follow ``nothing_seen``, the judgement of such a
-    run. ``unsure`` are clients whose training, repeated, does not give the update that they sent.
+    """Return the advice in short lines.
+
+    A sample is seen if its reconstruction is graded ``exact``, ``recognisable`` or ``partly``. If
+    one is seen, the lines list changes to training, one of which is to be tested in a new run. If
+    none is seen, they follow ``nothing_seen``, the judgement on such a run. ``asked`` are the
+    defenses that were tried on copies of the run's updates, and ``unsure`` the clients whose
+    training, repeated, does not give the update that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -204,8 +211,10 @@ TEST = "Test one of these changes in a new run:"
 def _changes(
     metadata: Mapping[str, Any], found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[str, str]:
-    """Return two texts on changes that a new run can test: a defense; and differential privacy or
-    secure aggregation. ``asked`` are the defenses under which copies of the updates were attacked.
+    """Return two texts on changes that a new run can test.
+
+    The first is on a defense of each update, and the second on differential privacy or secure
+    aggregation. ``asked`` are the defenses that were tried on copies of the run's updates.
     """
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
@@ -229,9 +238,12 @@ def _unseen_in_short(
     lines: Sequence[str],
     unseen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the advice in at most ``MAX_LINES`` lines, for a run whose reconstructions show no
-    sample, not even in part. The texts in ``lines`` stand first, ``asked`` are the defenses under
-    which the run attacked copies of its updates, and ``unseen`` is the judgement of such a run.
+    """Return the advice in at most five lines (``MAX_LINES``), for a run in which no sample is
+    seen.
+
+    A sample is seen if it is graded ``exact``, ``recognisable`` or ``partly``. The texts in
+    ``lines`` stand first, ``asked`` are the defenses that were tried on copies of the run's
+    updates, and ``unseen`` is the judgement on such a run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
@@ -262,16 +274,19 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
-    """Return a line such as "Go on only if the new run meets …": ``condition`` ("Go on"), "only
-    if", ``run`` ("the new run"), and the conditions for going on by :func:`_goal`.
+    """Return a line such as “Go on only if the new run meets …”, with the conditions by
+    :func:`_goal`.
+
+    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”).
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
 
 def _goal(is_accepted: bool = False) -> str:
-    """Return in words the conditions for going on that a new run has to meet: no sample is seen,
-    nothing else is told beyond chance, all clients are attacked and no attack is cut off.
-    ``is_accepted`` leaves out the second condition.
+    """Return in words the conditions that a new run has to meet if training is to go on.
+
+    These are: no sample is seen, nothing else leaks beyond chance, all clients are attacked and no
+    attack is cut off by time. ``is_accepted`` leaves out the second condition.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -288,8 +303,10 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, found: Sequence[Attempt]) -> str:
-    """Return words for leaks of a run that shows no sample: how many originals are identified, if
-    that is beyond chance, and how many records are found to be used in training.
+    """Return words for the leaks of a run in which no sample is seen.
+
+    They tell how many originals the reconstructions identify, if that is beyond chance, and how
+    many records a membership test found to be used in training. Without either the text is empty.
     """
     told = []
     if beyond_chance(found):
@@ -304,17 +321,21 @@ def _found(index: Index, found: Sequence[Attempt]) -> str:
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> Labels | None:
-    """Return how many labels the attacks inferred rightly, and how many a guess has right; ``None``
-    if chance explains the number, or labels were not inferred.
+    """Return how many labels the attacks inferred rightly, and how many a guess has right.
+
+    The result is ``None`` if chance explains the number of right labels, or if labels were not
+    inferred.
     """
     told = labels_right(index, found)
     return told if told and told.is_beyond_guess and labels_inferred(index, metadata) else None
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
-    """Return one line that advises to decide whether labels may be known; none if neither the
-    attacks inferred more labels than by chance, nor an inference of class counts alone had more of
-    some client's labels right than a guess.
+    """Return a line that advises to decide whether the server may know labels; empty if none is
+    needed.
+
+    None is needed if the attacks inferred no more labels than chance does, and an inference of
+    class counts had no more labels of any client right than a guess.
     """
     inferred, told = _labels_beyond_guess(index, metadata, found), []
     if inferred:
@@ -332,7 +353,7 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
 
 def _labels_at_risk(index: Index) -> list[str]:
     """Return a sentence that names the clients of many samples whose labels were inferred better
-    than by a guess, if there are any.
+    than by a guess; empty if there are none.
     """
     better = better_than_guess(index)
     if not better:
@@ -342,7 +363,7 @@ def _labels_at_risk(index: Index) -> list[str]:
 
 
 def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return sentences that name differential privacy and secure aggregation as protections."""
+    """Return two sentences, on differential privacy and on secure aggregation as protections."""
     sums = "threat=ThreatModel(view='aggregate')"
     if is_simulation(metadata):
         sums = "threat.view=aggregate"
@@ -355,7 +376,7 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 MAX_DEFENSES = 2
-"""The largest number of defenses that a short line names."""
+"""The largest number of defenses that a short line of the advice names."""
 
 
 def _what(found: Sequence[Attempt]) -> str:
@@ -370,14 +391,17 @@ def _partly_seen(found: Sequence[Attempt]) -> str:
 
 
 def _briefly(clients: set[int]) -> str:
-    """Return words for clients: the numbers of at most five of them, or how many they are."""
+    """Return words for clients: their numbers if these take at most five words, else how many they
+    are.
+    """
     told = named(clients, 3)
     return told if len(told.split()) <= 5 else count(len(clients), "client")
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """Return a sentence on whose samples the server sees, and how many. ``leaking`` are the clients
-    with samples whose reconstruction is exact or recognisable.
+    """Return a sentence on whose samples the server sees, and how many.
+
+    ``leaking`` are the clients with a sample whose reconstruction is exact or recognisable.
     """
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
@@ -391,12 +415,18 @@ MAX_CLIENTS = 4
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
-    """Return the numbers of clients with a sample whose reconstruction has one of the grades."""
+    """Return the numbers of the clients with a sample whose reconstruction has one of
+    the grades.
+    """
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
 def named(clients: set[int], limit: int = 8) -> str:
-    """Return words for clients: their numbers, or their count if over ``limit``."""
+    """Return words for clients: their numbers, or their count if there are over ``limit`` numbers
+    and spans.
+
+    The words for −1, the mean of all updates, are “the aggregate”.
+    """
     return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
 
 
@@ -406,7 +436,9 @@ def verb(clients: set[int], one: str, many: str) -> str:
 
 
 def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
-    """Return a sentence that names the clients whose samples are seen, at least in part."""
+    """Return sentences on how many samples of each client in ``at_risk`` are seen, and in which
+    rounds.
+    """
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
     for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
@@ -420,7 +452,9 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds of these attacks in which a sample is seen, wholly or in part."""
+    """Return words for the rounds in which the attacks on a client show a sample, wholly or in
+    part.
+    """
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -433,8 +467,10 @@ def _when(here: Sequence[Attempt]) -> str:
 
 
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
-    """Return words for the clients' images with a reconstruction of one of the grades, such as “an
-    image of client 3” for a single one. Each image counts once, by the worst attempt on it.
+    """Return words for the clients' images with a reconstruction of one of the grades.
+
+    A single one is named as in “an image of client 3”. Each image counts once, by the attack on it
+    that shows most.
     """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
@@ -445,8 +481,10 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
 
 
 def _to_mend(unsure: set[int]) -> str:
-    """Return a warning on the clients ``unsure``, whose training, repeated, does not give the
-    update that they sent; empty if there are none.
+    """Return a warning on the clients whose training, repeated, does not give the update that they
+    sent.
+
+    ``unsure`` are these clients. The text is empty if there are none.
     """
     if not unsure:
         return ""
@@ -460,9 +498,10 @@ def _to_mend(unsure: set[int]) -> str:
 def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> Step:
-    """Return the advice's step on which defenses hide the samples of the clients ``at_risk``, which
-    are seen without them. ``asked`` are the defenses, under which copies of the updates were
-    attacked.
+    """Return the advice's step on which defenses hide the samples that are seen without them.
+
+    ``asked`` are the defenses that were tried on copies of the updates, and ``at_risk`` the clients
+    whose samples are seen.
     """
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -490,8 +529,11 @@ def _what_helps(
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
-    """Return whether, for clients ``at_risk``, the time limit ended every attack under the defense
-    and no sample is seen under it.
+    """Return whether it is unknown, for lack of time, if a defense hides the samples of
+    ``at_risk``.
+
+    That is so if the time limit ended all attacks on these clients' updates under the defense, and
+    no sample is seen, even in part.
     """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
     seen = with_grade(remedy.under, SEEN) & at_risk
@@ -499,8 +541,9 @@ def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return a sentence on whether a defense hides the samples of ``at_risk``, the clients whose
-    samples are seen without it.
+    """Return a sentence on whether a defense hides the samples that are seen without it.
+
+    ``at_risk`` are the clients whose samples are seen.
     """
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
@@ -526,9 +569,11 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return a note on a defense: how many images of the clients ``at_risk`` are still seen under
-    it, how much it changes an update as a share of its norm, and how many attacks on updates under
-    it the time limit ended.
+    """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
+
+    It tells how many of their images are still seen, how much the defense changes an update as a
+    share of its norm, and how many of the attacks the time limit ended. The text is empty if none
+    was attacked.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
@@ -562,10 +607,12 @@ def _go_on_if(
     is_repeated: bool,
     with_changes: bool,
 ) -> Step:
-    """Return the advice's step that lists the conditions for going on with training, which a new
-    run has to meet. ``wanted`` has the settings of that run, ``is_repeated`` says that the advice
-    gives the command by which it repeats this simulation, and ``with_changes`` that it makes one of
-    the changes that the advice lists.
+    """Return the advice's step with the conditions that a new run has to meet if training is to go
+    on.
+
+    ``wanted`` is the judgement on this run, with the settings of the new one. ``is_repeated`` tells
+    whether the new run repeats this simulation by a command in the advice, and ``with_changes``
+    whether it makes one of the changes that the advice lists.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""

@@ -1,4 +1,4 @@
-"""List a run's attempts to reconstruct samples, with their grades and time limits."""
+"""List a run's attacks on each sample, with their grades and time limits."""
 
 import re
 from collections import Counter, defaultdict
@@ -25,8 +25,9 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 
 def graded(tally: Counter[Grade]) -> str:
-    """Return in words how many attempts have each grade, the worst leak first. Grades without
-    attempts are left out.
+    """Return in words how many attacks on a sample have each grade, the worst leak first.
+
+    ``tally`` counts them by grade. Grades without any are left out.
 
     Example:
         >>> graded(Counter({"exact": 2, "nothing": 1}))
@@ -37,7 +38,9 @@ def graded(tally: Counter[Grade]) -> str:
 
 LEAKED = ("exact", "recognisable")
 SEEN = (*LEAKED, "partly")
-"""The grades of samples that are seen: those that count as leaked, and ``partly``."""
+"""The grades of samples that are seen, at least in part: those that count as leaked, and
+``partly``.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,19 @@ class Attempt:
 
     Attributes:
         key: the round, the client, and the sample's place in the batch.
-        psnr: the reconstruction's PSNR in dB; ``None`` without a reconstruction.
+        psnr: the reconstruction's PSNR in dB; ``None`` if there is no reconstruction.
         blind: the PSNR in dB of a guess made without the update; ``None`` if not recorded.
         rank: the original's rank among candidates by likeness to the reconstruction, from 1 for the
             most alike; ``None`` where no original was looked for.
-        pool: the number of these candidates, in words, such as ``of 101 images``.
-        label: the sample's class in words, or empty.
-        image: the number, equal in all rounds, of the image among its client's; ``None`` if
-            unknown.
+        pool: the number of the candidates, in words, such as ``of 101 images``.
+        label: the sample's class in words; empty if unknown.
+        image: a number that identifies the image among those of its client in all rounds; ``None``
+            if unknown.
         grade: how much of the original the reconstruction shows; ``None`` where it cannot be told.
         decided: the measure other than PSNR that decided the grade, in words; empty where PSNR did.
-        tokens: the share of a text's tokens that are in place; 0 if the attack recovered no text;
-            ``None`` for other samples.
-        sample: the nouns for the kind of sample.
+        tokens: the share of a text's tokens that are recovered at their place; 0 if the attack
+            recovered no text; ``None`` for other samples.
+        sample: the nouns for the kind of sample, such as image and images.
     """
 
     key: Key
@@ -75,15 +78,17 @@ class Attempt:
 
     @property
     def place(self) -> str:
-        """Return words for the image: its number, or else its place in the batch."""
+        """Return words for the image: its number, or its place in the batch if it has no number."""
         if self.image is None:
             return f"place {self.key[2]} of the batch"
         return f"{self.sample.one} {self.image}"
 
     @property
     def leak(self) -> tuple[int, bool, float]:
-        """Return a sort key that is larger for a worse leak: the grade; whether the original is
-        identified; and the PSNR in dB, or for a text the share of tokens in place.
+        """Return a sort key that is larger for a worse leak.
+
+        Its entries are the grade; whether the original is identified; and the PSNR in dB, or for a
+        text the share of tokens at their place.
         """
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
         near = self.psnr if self.tokens is None else self.tokens
@@ -91,11 +96,15 @@ class Attempt:
 
 
 NO_LEAK = (-len(GRADES) - 1, False, float("-inf"))
-"""A key that is smaller than that of any attempt, for samples that were not attacked."""
+"""The sort key of a sample that was not attacked. It is smaller than ``Attempt.leak`` of any
+attack.
+"""
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a sort key by which the places (round, client, sample) that leak most come first."""
+    """Return a sort key for places (round, client, sample), by which those that leak most come
+    first.
+    """
 
     def order(key: Key) -> tuple[float, ...]:
         place, identified, near = attempt_of[key].leak if key in attempt_of else NO_LEAK
@@ -105,10 +114,11 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 
 
 def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
-    """Return an attempt for each attacked sample, sorted by round, client and sample. With a
-    defense's name as ``under``, they are those on copies of the updates under this defense, not on
-    the updates as sent. With the ``kind`` ``probe``, they are those on what-if single training
-    steps on as many samples as ``under`` says.
+    """Return the outcome of the attack on each sample in each round, by round, client and sample.
+
+    With the name of a defense as ``under``, these are attacks on copies of the updates under it.
+    With the ``kind`` ``probe``, they are attacks on single training steps that no client sent, on
+    as many samples as ``under`` says.
     """
     kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -160,13 +170,14 @@ def what_if_names(index: Index) -> list[str]:
 
 
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
-    """Return how many attempts on a sample have each grade, without those that have none."""
+    """Return how many attacks on a sample have each grade; those without a grade are left out."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
 def grades_told(found: Sequence[Attempt]) -> str:
-    """Return in words how many attempts have each grade, and how many have none; empty without
-    attempts.
+    """Return in words how many attacks on a sample have each grade, and how many have none.
+
+    The text is empty if there were no attacks.
     """
     grades = tally(found)
     ungraded = len(found) - grades.total()
@@ -174,7 +185,10 @@ def grades_told(found: Sequence[Attempt]) -> str:
 
 
 def worst_of(places: Iterable[tuple[K, Attempt]]) -> dict[K, Attempt]:
-    """Return, by place (any key), the attempt on it that leaks most; of equal ones, the first."""
+    """Return, for each place, the attack on it that leaks most; of equal ones, the first.
+
+    ``places`` are pairs of a place, such as (round, client), and an attack.
+    """
     return {
         place: max(held, key=lambda attempt: attempt.leak)
         for place, held in grouped(places).items()
@@ -182,14 +196,15 @@ def worst_of(places: Iterable[tuple[K, Attempt]]) -> dict[K, Attempt]:
 
 
 def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
-    """Return the (round, client) of every update all of whose images were recovered exactly."""
+    """Return the (round, client) of each update all of whose images were recovered exactly."""
     held = list(found)
     return {a.key[:2] for a in held} - {a.key[:2] for a in held if a.grade != "exact"}
 
 
 def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
-    """Return for each image the attempt that leaks most, over all rounds; empty if images are not
-    numbered, and so cannot be followed over rounds.
+    """Return for each image the attack on it that leaks most, over all rounds.
+
+    The list is empty if images have no numbers, by which they can be followed over rounds.
     """
     held = list(found)
     if any(attempt.image is None for attempt in held):
@@ -198,8 +213,10 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """Return words such as ``2 of the 5 attacked images`` for how many images are reconstructed
-    exactly or recognisably. ``each`` holds the attempt on each image that leaks most.
+    """Return words such as ``2 of the 5 attacked images``, for the images that are exact or
+    recognisable.
+
+    ``each`` holds, for each image, the attack on it that leaks most.
     """
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     noun = each[0].sample
@@ -209,9 +226,11 @@ def seen_of(each: Sequence[Attempt]) -> str:
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
-    """Return a sort key that is larger the more of a client leaks, by the attempts on its samples:
-    the worst grade, the share of attempts that leak, the share that identify their original, and
-    the highest PSNR in dB.
+    """Return a sort key for clients that is larger the more of a client leaks.
+
+    ``found`` are the attacks on the client's samples. The entries are the worst grade, the shares
+    of attacks that are exact or recognisable and that identify their original, and the highest PSNR
+    in dB.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -223,12 +242,15 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
 
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
-    """Return lists of attempts, keyed by the number of the client whose samples were attacked."""
+    """Return lists of attacks on a sample, by the number of the client whose sample it is."""
     return grouped((attempt.key[1], attempt) for attempt in found)
 
 
 def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
-    """Return the clients' numbers by falling :func:`risk`, then in ascending order."""
+    """Return the clients' numbers, those of whom most leaks first, by :func:`risk`.
+
+    Clients of equal risk are in ascending order.
+    """
     return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
 
 
@@ -240,8 +262,8 @@ class Fates:
     """The updates of a run, attacked and not attacked; each is named by (round, client).
 
     Attributes:
-        answered: attacked updates of which the attack gave a reconstruction.
-        unanswered: attacked updates of which it gave none, each with the reason.
+        answered: attacked updates for which the attack gave a reconstruction.
+        unanswered: attacked updates for which the attack gave none, each with the reason.
         spared: updates that were not attacked, each with the reason.
         cut_off: those of ``unanswered`` on which the time limit ended the attack.
     """
@@ -273,9 +295,10 @@ def fates(index: Index) -> Fates:
 
 
 def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
-    """Return words for the clients and for the rounds that were not attacked: a text for each
-    reason why clients were left out, and a text for each reason why nobody was attacked in some
-    rounds.
+    """Return words for the clients and for the rounds that were not attacked.
+
+    The first list has a text for each reason why clients were left out, and the second a text for
+    each reason why no client was attacked in some rounds. ``sample`` has the nouns for samples.
     """
     attacked_rounds = {server_round for server_round, _ in fate.attacked}
     left_alone = {
@@ -306,8 +329,9 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
 
 
 def does(index: Index) -> dict[int, str]:
-    """Return, by client number, words for each client's local training in its last round. Where the
-    client tells of another training than the attack assumes, they name both.
+    """Return words for each client's local training in its last round, by client number.
+
+    If a client tells of another training than the attack assumes, the words name both.
     """
     series, said = index.series("client", "images"), trained_otherwise(index)
     doing = {}
@@ -320,16 +344,18 @@ def does(index: Index) -> dict[int, str]:
 
 
 def trained_otherwise(index: Index) -> dict[Place, str]:
-    """Return, by (round, client), the settings in which a client told of another training than the
-    attack assumes, such as ``learning rate 0.1, assumed 1``.
+    """Return the settings in which clients told of another training than the attack assumes.
+
+    They are texts such as ``learning rate 0.1, assumed 1``, by (round, client).
     """
     told = index.series("check", "trained_otherwise").items()
     return {key[:2]: record.note for key, record in told}
 
 
 def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
-    """Return those of the attacked updates (round, client) whose client told of another training
-    than the attack assumed; client −1 stands for the mean of a round.
+    """Return the attacked updates whose clients told of another training than the attack assumed.
+
+    Updates are named by (round, client). Client −1 stands for the mean of a round's updates.
     """
     said = trained_otherwise(index)
     rounds = {server_round for server_round, _ in said}
@@ -337,13 +363,16 @@ def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
 
 
 MAX_SETTINGS = 80
-"""The largest number of characters of settings that are written within a sentence; longer ones
-stand in brackets behind it."""
+"""The largest number of characters of a list of settings within a sentence. A longer list stands in
+brackets behind the sentence.
+"""
 
 
 def otherwise_told(index: Index, places: Collection[Place]) -> str:
-    """Return a clause on how clients trained otherwise than the attack on their updates ``places``,
-    (round, client), assumed. Client −1 stands for all clients of a round.
+    """Return a clause on how clients trained otherwise than the attack on their updates assumed.
+
+    ``places`` are the (round, client) of these updates. Client −1 stands for all clients of a
+    round.
     """
     summed = {server_round for server_round, client in places if client < 0}
     said = {
@@ -368,9 +397,11 @@ MAX_GROUPS = 3
 
 
 def time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the limit of an attack's CPU seconds per update, the smaller one of
-    ``server.attack_max_seconds`` and the attack's ``max_seconds``. ``None`` if there is none, or if
-    updates were kept to be attacked later, maybe under another limit.
+    """Return the limit of an attack's CPU seconds for an update.
+
+    It is the smaller of the settings ``server.attack_max_seconds`` and ``attack.max_seconds``. It
+    is ``None`` if there is none, or if updates were kept to be attacked later, maybe under another
+    limit.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
@@ -379,9 +410,10 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
 
 
 def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the limit of CPU seconds of an attack on an update under an additional defense, the
-    smaller one of :func:`time_limit` and ``server.what_if_max_seconds``. ``None`` if there is none,
-    or if it is unknown.
+    """Return the limit of CPU seconds of an attack on a copy of an update under another defense.
+
+    It is the smaller of :func:`time_limit` and the setting ``server.what_if_max_seconds``; ``None``
+    if there is none, or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -395,14 +427,17 @@ def _least(*limits: Any) -> float | None:
 
 
 def limit_told(limit: float | None) -> str:
-    """Return words for an attack's time limit, with its CPU seconds where they are known."""
+    """Return words for an attack's time limit, with its CPU seconds if ``limit`` is not
+    ``None``.
+    """
     return "time limit" + (f" of {limit:g} CPU seconds" if limit is not None else "")
 
 
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
-    """Return the (round, client) of every update on which the time limit ended the attack. Left out
-    are updates whose images are all exact, and those solved by the attack that a portfolio chose
-    among several.
+    """Return the (round, client) of each update on which the time limit ended the attack.
+
+    Left out are updates whose images are all recovered exactly, and updates that were solved by the
+    attack that was chosen among several.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -410,17 +445,21 @@ def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
 
 
 _CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
-"""The part of an objective's note that tells of several attacks, and which of them was chosen."""
+"""The pattern of the part of a record's note that names the attack that was chosen among several,
+and tells what each achieved.
+"""
 
 
 def _solved(note: str) -> bool:
-    """Return whether a note says that the attack chosen among several solved the update."""
+    """Return whether a note says that the attack that was chosen among several solved
+    the update.
+    """
     chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
 def has_converged(note: str) -> bool:
-    """Return whether a note says that the attack chosen among several had converged."""
+    """Return whether a note says that the attack that was chosen among several had converged."""
     chosen = _CHOSEN.search(note)
     if chosen is None:
         return False
@@ -429,8 +468,9 @@ def has_converged(note: str) -> bool:
 
 
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return words for a run's attack, such as its name; empty if several were tried. If the
-    settings do not name it, the notes of the attack's results tell.
+    """Return words for a run's attack, such as its name; empty if several attacks were tried.
+
+    If the settings do not name it, the notes on results tell whether there was only one.
     """
     name = metadata.get("attack")
     if isinstance(name, str) and name:
@@ -440,15 +480,18 @@ def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
 
 
 EXPLAINED = 0.5
-"""Largest squared relative distance ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an attack's
-answer and the observed g*, at which the answer explains most of the update. A zero gradient has 1;
-above 0.5 more than half of the update has another cause."""
+"""The largest squared relative distance ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an
+attack's answer and the observed g*, at which the answer explains most of the update. An answer with
+a zero gradient has 1; above 0.5 more than half of the update has another cause.
+"""
 
 
 def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
-    """Return, by (round, client), the distance ‖g(x̂) − g*‖² / ‖g*‖² between the gradient g(x̂) of
-    the attack's answer x̂ and the observed g*, for the updates where it is larger than ``above``. An
-    answer that reproduces an update to within a defense's noise is left out.
+    """Return the updates that the attack's answers do not explain, with the answers' distance.
+
+    The distance is ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an answer x̂ and the observed
+    gradient g*. Updates are keyed by (round, client), and those with a distance of at most
+    ``above`` are left out. So is an answer that reproduces an update to within a defense's noise.
     """
     told = index.series("attack", "objective").items()
     return {
@@ -464,8 +507,10 @@ def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
 def ended_by_time(
     index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
 ) -> tuple[str, ...]:
-    """Return one sentence on the updates on which the time limit (``limit`` CPU seconds) ended the
-    attack; an empty tuple if there are none.
+    """Return a sentence on the updates on which the time limit ended the attack.
+
+    ``limit`` is in CPU seconds, ``None`` if unknown. The tuple is empty if there are no such
+    updates.
     """
     stopped = ended(index, found)
     if not stopped:
@@ -489,10 +534,12 @@ def unexplained_told(
     replayed: Collection[Place],
     with_defense: bool,
 ) -> tuple[str, ...]:
-    """Return sentences on updates in which no sample is seen, or nothing was graded, and from which
-    the gradient of the attack's answer is far. ``replayed`` are the updates that a repetition of
-    the client's training gave again. ``with_defense`` tells whether a defense may have changed
-    updates.
+    """Return sentences on updates that the attack's answer does not explain; empty if there are
+    none.
+
+    They are on updates in which no sample is seen or nothing was graded. ``replayed`` are the
+    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
+    defense may have changed updates.
     """
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
@@ -521,21 +568,24 @@ def unexplained_told(
 
 
 def _of_squared_size(distance: float) -> str:
-    """Return words for a squared distance, given as a multiple of the update's squared norm."""
+    """Return words for a squared distance, given as a multiple of an update's squared norm."""
     if distance > MOST_IN_PERCENT:
         return f"{distance:.3g} times its squared size"
     return f"{100 * distance:.1f} % of its squared size"
 
 
 MOST_IN_PERCENT = 10
-"""The largest multiple of an update's squared norm that is written in percent."""
+"""The largest multiple of an update's squared norm that is written in percent; a larger one is
+written as a factor.
+"""
 
 
 def _why_far(places: Collection[Place], replayed: Collection[Place], with_defense: bool) -> str:
-    """Return a clause on why the attack's answers may not explain the updates ``places``: a
-    training that was not assumed, a defense, or a failed search. ``replayed`` are the updates that
-    a repetition of the client's training gave again, and ``with_defense`` tells whether a defense
-    may have changed updates.
+    """Return a clause on why the attack's answers may not explain the updates ``places``.
+
+    Causes are a training that was not assumed, a defense, or a failed search. ``replayed`` are the
+    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
+    defense may have changed updates.
     """
     why = (
         "By what clients told, they trained what the attack assumes, so that it is the attack that "
@@ -555,7 +605,9 @@ def _why_far(places: Collection[Place], replayed: Collection[Place], with_defens
 
 
 def where(places: Collection[Place]) -> str:
-    """Return words for updates, by client and round; clients of the same rounds stand together."""
+    """Return words for updates, given by (round, client); clients of the same rounds stand
+    together.
+    """
     rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
     clients_in = grouped((tuple(rounds), client) for client, rounds in sorted(rounds_of.items()))
     groups = [
@@ -568,18 +620,24 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""A number of identified originals counts as beyond chance if random guesses reach it with at most
-this probability."""
+"""The level of significance. A number of identified originals, or of right labels, counts as beyond
+chance if random guesses reach it with at most this probability.
+"""
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether more originals are identified than :func:`by_chance` allows for guesses."""
+    """Return whether the attacks identify more originals than random guesses plausibly do.
+
+    That is more than :func:`by_chance`, which guesses exceed with at most 5 % chance.
+    """
     most = by_chance(found)
     return most is not None and identified(found)[0] > most
 
 
 def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
-    """Return whether the settings or the attacks' notes say that labels had to be inferred."""
+    """Return whether the settings or the attacks' notes say that the attacks had to
+    infer labels.
+    """
     notes = [record.note for record in index.series("attack", "objective").values()]
     return any("labels inferred" in str(told) for told in (metadata.get("threat", ""), *notes))
 
@@ -589,9 +647,10 @@ class Labels(NamedTuple):
 
     Attributes:
         right: the number of right labels.
-        whole: the number of attempts that count; one without an answer counts as wrong.
+        whole: the number of attacked samples, over all rounds; one without an answer counts as
+            wrong.
         commonest: how many of ``known`` are right if the commonest class is always named.
-        known: the number of attempts on samples whose class is recorded, at most ``whole``.
+        known: the number of attacked samples whose class is recorded.
         by_chance: the number of right labels of ``whole`` that guesses, each right with probability
             ``commonest / known``, exceed with a probability of at most 5 %; ``None`` if no class is
             recorded.
@@ -610,7 +669,7 @@ class Labels(NamedTuple):
 
 
 def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
-    """Return how many labels attacks and guesses have right; ``None`` if no truth is known."""
+    """Return how many labels attacks and guesses have right; ``None`` if no true label is known."""
     told = values(index.series("metric", "label_accuracy"))
     if not told:
         return None
@@ -622,23 +681,29 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> Labels | None:
 
 
 def identified(found: Sequence[Attempt]) -> tuple[int, int]:
-    """Return how many attempts identify their original, and how many were tested for that."""
+    """Return how many attacks on a sample identify their original, and how many were tested for
+    that.
+
+    The original is identified if no other candidate is more like the reconstruction.
+    """
     ranks = [attempt.rank for attempt in found if attempt.rank is not None]
     return ranks.count(1), len(ranks)
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
-    """Return the number of identified originals that random guesses exceed with a probability of at
-    most 5 %; ``None`` if no original was looked for. ``attempts`` is the number of guesses; 0 for
-    as many as ``found`` has attempts whose original was looked for.
+    """Return the number of identified originals that random guesses exceed with at most 5 % chance.
+
+    An original is identified if no other candidate is more like the reconstruction. ``attempts`` is
+    the number of guesses, 0 for those attacks in ``found`` whose original was looked for; without
+    any the result is ``None``.
     """
     size = pool_of(found)
     return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
 
 
 def pool_of(found: Sequence[Attempt]) -> int:
-    """Return the median number of candidates among which originals were looked for; 0 if none
-    was.
+    """Return the median number of candidates among which originals were looked for; 0
+    if unknown.
     """
     pools = [pool_size(attempt) for attempt in found if attempt.rank is not None]
     return int(median([size for size in pools if size > 1]) or 0)
@@ -646,8 +711,9 @@ def pool_of(found: Sequence[Attempt]) -> int:
 
 def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = None) -> str:
     """Return words for how many originals a new run may identify, if training is to go on.
-    ``planned`` are the samples of all clients in a round and the rounds that the new run attacks;
-    ``None`` if unknown.
+
+    ``found`` are the attacks of this run. ``planned`` are, of the new run, the samples of all
+    clients in a round and the attacked rounds; ``None`` if unknown.
     """
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"
@@ -667,7 +733,7 @@ def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = N
 
 
 def identifying_told(found: Sequence[Attempt]) -> str:
-    """Return a note on when an attempt identifies its original."""
+    """Return a note on when an attack on a sample identifies its original."""
     others = pool_of(found) - 1
     noun = found[0].sample if found else IMAGE
     among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"
@@ -678,5 +744,7 @@ def identifying_told(found: Sequence[Attempt]) -> str:
 
 
 def pool_size(attempt: Attempt) -> int:
-    """Return the number of candidates among which the original was looked for; 0 if unknown."""
+    """Return the number of candidates among which an attack's original was looked for; 0 if
+    unknown.
+    """
     return int("".join(filter(str.isdigit, attempt.pool)) or 0)

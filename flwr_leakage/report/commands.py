@@ -9,20 +9,25 @@ from flwr_leakage.report.index import section
 from flwr_leakage.report.story import flatten
 
 _ELSEWHERE = ("hydra", "run_dir", "objective", "tracker", "client.folder")
-"""Settings that name a place to which a run writes; a command that repeats it leaves them out."""
+"""The beginnings of the names of settings that say where a run writes. A command that repeats the
+run leaves them out.
+"""
 
 
 _PLAIN = re.compile(
     r"(?!.*(\b_[a-z]+_|\.\./))[+~]*[a-z][a-z0-9]*([_.@][a-z0-9]+)*(=[^$\\\x00-\x1f]*)?",
     re.IGNORECASE,
 )
-"""The pattern of a plain setting such as ``attack=idlg``: it names neither ``_target_``, which
-Hydra would call, nor a path to another config group."""
+"""The pattern of a plain setting such as ``attack=idlg``: such a setting names neither
+``_target_``, which Hydra would call, nor a path to another config group.
+"""
 
 
 def are_plain(words: Iterable[str]) -> bool:
-    """Return whether all words are plain settings, such as ``attack=idlg``, which are safe to show
-    in a command even if a stranger wrote the run folder that holds them.
+    """Return whether all words are plain settings, such as ``attack=idlg``.
+
+    Plain settings are safe to show in a command even if a stranger wrote the run folder that holds
+    them.
     """
     return all(map(_PLAIN.fullmatch, words))
 
@@ -34,8 +39,10 @@ def is_simulation(metadata: Mapping[str, Any]) -> bool:
 
 def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
     """Return the command that repeats a simulation with changed settings; empty for other runs.
-    ``changes`` are settings such as ``attack=strongest``. The run's own settings of the same name
-    or below it, such as ``attack.box``, are left out.
+
+    ``changes`` are settings such as ``attack=strongest``. The run's own settings whose names begin
+    like a change, such as ``attack.box``, are left out. If a setting is not safe to show, the
+    result is empty, too.
 
     Example:
         >>> config = {"choices": {"attack": "idlg"}, "seed": 3}
@@ -57,7 +64,7 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
 
 
 def words_of(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command that started the run; none where it is unknown."""
+    """Return the words of the command that started the run; an empty list if it is unknown."""
     command = metadata.get("command")
     try:
         return shlex.split(command) if isinstance(command, str) else []
@@ -66,8 +73,10 @@ def words_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
-    """Return the settings that the run's command changed, as ``name=value``; of a sweep, this run's
-    value. Settings that begin with one of ``without`` or name a place to write to are left out.
+    """Return the settings that the run's command changed, as ``name=value``.
+
+    Of a sweep, this run's values are returned. Settings that begin with one of ``without``, or say
+    where the run writes, are left out.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     leaves = dict(flatten(config))

@@ -1,8 +1,8 @@
 """Draw the report's charts as inline SVG in the colours of the page.
 
 Matplotlib draws with stand-in colours that are then replaced by the page's CSS variables, so a
-chart follows light, dark and print. No text from a run enters a chart: names and units stand in
-the captions, which HTML escapes.
+chart follows light, dark and print. Of a run's texts, only units and names of defenses enter a
+chart, after :func:`plain` has cut them to harmless characters.
 """
 
 import io
@@ -39,15 +39,17 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""The largest number of clients that get a panel each; if there are more, one panel holds all."""
+"""The largest number of clients that have a panel of the chart each. Of more, one panel
+holds all.
+"""
 
 
 MAX_LINES = 3
-"""The largest number of defenses that are drawn."""
+"""The largest number of additional defenses whose medians a chart shows."""
 
 
 BAND = 5.0
-"""Height, in dB, of the band that stands for every PSNR that is exact."""
+"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``."""
 
 
 _DASHES = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
@@ -60,7 +62,7 @@ _DOTS: dict[str, tuple[str, str, int]] = {
     "nothing": (MUTED, "s", 12),
     "": (MUTED, "X", 16),
 }
-"""Colour, marker and size of the dots for each grade."""
+"""The colour, marker and size of the dots for each grade; the empty text stands for no grade."""
 
 
 class Dot(NamedTuple):
@@ -68,7 +70,7 @@ class Dot(NamedTuple):
 
     Attributes:
         psnr: the PSNR of the reconstruction in dB.
-        grade: the grade of the reconstruction; empty where it cannot be told.
+        grade: the grade of the reconstruction; empty if there is none.
         ended: whether the time limit ended the attack, which makes the dot hollow.
     """
 
@@ -82,11 +84,14 @@ class Panel:
     """One chart of the page: the PSNR of one client's images, or of all clients', over the rounds.
 
     Attributes:
-        client: the number of the client; ``None`` for all clients, −1 for the aggregate of updates.
+        client: the number of the client; ``None`` for all clients, −1 for the mean of all updates.
         dots: a dot for every image, by round.
-        under: PSNR values in dB by additional defense and round; at most ``MAX_LINES`` defenses.
-        blind: the PSNR in dB of guesses of the images without the update, by round; or empty.
-        ended: by defense, the rounds in which the time limit ended an attack, drawn hollow.
+        under: PSNR values in dB from copies of the updates, by their defense and by round; at most
+            three defenses.
+        blind: the PSNR in dB of guesses of the images without the update, by round; empty if there
+            are none.
+        ended: by defense, the rounds in which the time limit ended an attack, whose markers are
+            hollow.
     """
 
     client: int | None
@@ -116,11 +121,16 @@ def story_chart(
     description: str,
     is_wide: bool = False,
 ) -> Markup:
-    """Return a chart of test accuracy above panels of leakage. ``accuracy`` holds the values that
-    were recorded in each round, in [0, 1], of which the median is drawn; it may be empty. Each
-    panel, with at least one dot, has its own scale of PSNR; a band on top holds all exact images.
-    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and
-    ``is_wide`` tells whether it fills a screen's width and not a phone's.
+    """Return a chart of test accuracy above panels of PSNR, over the rounds.
+
+    Args:
+        accuracy: the values in [0, 1] that were recorded in each round, of which the median is
+            drawn; may be empty.
+        panels: the panels, each with at least one dot and its own scale of PSNR. A band on top
+            holds all exact images.
+        name: a prefix of the SVG's ids.
+        description: a text for screen readers.
+        is_wide: whether the chart fills a screen's width, not a phone's.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
@@ -208,9 +218,9 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Draw a band for the PSNRs of each grade, on a scale from ``low`` to ``top`` dB. The limits of
-    all but ``exact`` lie at distances from the median PSNR of the blind guess, made without the
-    update.
+    """Draw a band for the PSNRs of each grade, on a scale from ``low`` to ``top`` dB.
+
+    Except for ``exact``, limits lie at fixed distances from the median PSNR of the blind guess.
     """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
@@ -261,8 +271,9 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 def rounds_chart(
     by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
-    """Return a chart of each round's values as dots, with a line through their medians. ``name`` is
-    a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and ``unit``
+    """Return a chart of each round's values as dots, with a line through their medians.
+
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
     the unit of the vertical axis.
     """
     with matplotlib.rc_context(STYLE):
@@ -292,10 +303,11 @@ def scatter_chart(
     unit: str = "",
     blind: float | None = None,
 ) -> Markup:
-    """Return a scatter plot of (score, outcome) pairs, one dot a sample, at most ``MAX_DOTS``.
-    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it,
-    ``unit`` that of the outcome. A line shows ``blind``, the outcome of a guess without the update,
-    if known.
+    """Return a scatter plot of (score, outcome) pairs, one dot a sample, at most 1500.
+
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
+    the name of the vertical axis. A line shows ``blind``, the outcome of a guess without the
+    update, unless it is ``None``.
     """
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
@@ -317,9 +329,14 @@ def corridor_chart(
     name: str,
     description: str,
 ) -> Markup:
-    """Return a chart of the attack's PSNR in dB on each sample (dots) and of each bound on it
-    (lines, by the bound's name; ``None`` for samples without a bound). ``name`` is a prefix of the
-    SVG's ids, ``description`` a text for readers who do not see it.
+    """Return a chart of the attack's PSNR in dB on each sample, and of bounds on it.
+
+    Args:
+        reached: the PSNR of the attack on each sample, drawn as dots.
+        limits: by a bound's name, the bound on each sample's PSNR, drawn as a line; ``None`` for
+            samples without it.
+        name: a prefix of the SVG's ids.
+        description: a text for screen readers.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure()
@@ -404,8 +421,9 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and spread
-    over more than a factor of 50.
+    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and far apart.
+
+    Far apart is more than a factor of 50 between the largest and the least.
     """
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})
@@ -436,16 +454,18 @@ def thin_out(values: Sequence[D], limit: int) -> list[D]:
 
 
 def spread(amount: int) -> np.ndarray:
-    """Return ``amount`` horizontal offsets within ±0.18 that keep dots apart (van der Corput's
-    sequence).
+    """Return ``amount`` horizontal offsets within ±0.18 rounds that keep dots of a round apart.
+
+    They follow van der Corput's sequence.
     """
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
 
 
 def inline(figure: Figure, name: str, description: str) -> Markup:
-    """Return a figure as inline SVG in the page's colours. ``name`` is a prefix of the SVG's ids,
-    ``description`` a text for readers who do not see it.
+    """Return a figure as inline SVG in the page's colours.
+
+    ``name`` is a prefix of the SVG's ids, and ``description`` a text for screen readers.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -453,7 +473,8 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
         figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Matplotlib's style sheet would hold for the whole page; the page's own has its two rules.
+    # Matplotlib's style sheet would hold for the whole page. The page's own style sheet has its two
+    # rules.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
     # Matplotlib names a clip path by its coordinates, whose last digits change between drawings.
     for place, clip in enumerate(dict.fromkeys(re.findall(r"#(p[0-9a-f]{10})\)", svg))):

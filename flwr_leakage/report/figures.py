@@ -1,7 +1,8 @@
 """Make the report's charts, with their titles and captions.
 
-An attack shows from below how much an update reveals, a bound from above. Neither alone says how
-safe an update is: an attack may be weak, and a bound may be loose or not meant for this attacker.
+An attack shows that an update reveals at least so much, and a bound that it reveals at most so
+much. Neither alone says how safe an update is: an attack may be weak, and a bound may be loose or
+not meant for this attacker.
 """
 
 import itertools
@@ -56,11 +57,11 @@ from flwr_leakage.report.story import psnr_told
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of a quantity over the rounds.
+    """A chart of the page, with words about it.
 
     Attributes:
-        title: the quantity with its unit.
-        caption: how to read it.
+        title: the title, which names the quantity with its unit.
+        caption: sentences on how to read the chart.
         svg: the drawing, as inline SVG.
         more: further explanations of the chart, which the page shows folded.
         narrow: the same drawing for the screen of a phone, if ``svg`` is too wide for it.
@@ -80,9 +81,10 @@ class ScoreChart:
     Attributes:
         title: the name of the score.
         caption: the quantities on the axes.
-        figures: the number of pairs, and Spearman's ρ with its interval and p-value, in words.
+        figures: the number of samples, the rank correlation ρ within rounds, and its p-value, in
+            words.
         reading: the meaning of ρ, in words.
-        svg: the drawing, or ``None`` where no sample has both numbers.
+        svg: the drawing; ``None`` where no sample has both a score and a result.
     """
 
     title: str
@@ -102,9 +104,11 @@ class Agreement:
         unit: the unit of the outcome.
         pairs: (score, outcome) of each sample that has both, in every round.
         found: the agreement of the two rankings within rounds.
-        p_value: the p-value of ``found`` times the number of compared scores, or ``None``.
-        reading: the meaning of ``holds`` in words.
-        holds: whether the order is the one that the score claims; ``None`` if the run cannot tell.
+        p_value: the p-value of ``found`` times the number of compared scores, at most 1; ``None``
+            if there is none.
+        reading: the answer in words, with its reason.
+        holds: whether the score ranks the samples in the order that it claims; ``None`` if the run
+            cannot tell.
         sample: the nouns for the samples that are ranked.
     """
 
@@ -122,9 +126,11 @@ class Agreement:
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
-    """Return the chart of accuracy and leakage over rounds for all clients, and one by client. The
-    first is ``None`` if nothing was measured, the second if it adds nothing or if clients are too
-    many. ``asked`` are the defenses under which copies of the updates were attacked.
+    """Return the chart of accuracy and PSNR over the rounds for all clients, and one by client.
+
+    The first is ``None`` if nothing was measured. The second is ``None`` if a single client was
+    attacked, or more than four. ``found`` are the results of the attack, and ``asked`` the defenses
+    that were tried on copies of the updates.
     """
     made = [attempt for attempt in found if attempt.psnr is not None]
     accuracy = by_round(index.series("utility", "test_accuracy"))
@@ -198,8 +204,10 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 def _story_caption(
     panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
 ) -> str:
-    """Return the caption of the chart of leakage over rounds: how to read its marks. ``told`` are
-    the defenses whose medians are drawn.
+    """Return the caption, on how to read the marks, of the chart of PSNR over the rounds.
+
+    ``told`` are the defenses whose medians are drawn, ``with_accuracy`` tells whether accuracy is
+    drawn, too, and ``noun`` has the nouns for samples.
     """
     text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
@@ -221,9 +229,10 @@ def _story_caption(
 def _story_details(
     told_first: str, panels: Sequence[Panel], told: Sequence[Remedy], asked: int
 ) -> str:
-    """Return the folded text below the chart of leakage over rounds. It begins with ``told_first``,
-    and explains scales, bands and time limits. ``told`` are the defenses whose medians are drawn,
-    of ``asked`` defenses in all.
+    """Return the text below the chart of PSNR over the rounds that the page shows folded.
+
+    It begins with ``told_first``, and explains scales, bands and time limits. ``told`` are the
+    defenses whose medians are drawn, of ``asked`` defenses in all.
     """
     text = told_first
     if len(panels) > 1:
@@ -253,7 +262,11 @@ def _story_details(
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """Return a chart over the rounds for each quantity of this kind of record that varies."""
+    """Return a chart over the rounds for each quantity of a kind of record, such as ``score``.
+
+    Scores that are equal for all samples are left out, and so is the test accuracy, which another
+    chart shows.
+    """
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
@@ -284,8 +297,10 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
-    """Return a description of a chart for readers who do not see it: its first and last value, or
-    median if a round has several. ``groups`` are the values by round.
+    """Return a description of a chart for screen readers.
+
+    It tells the values of the first and the last round, or their median if a round has several.
+    ``groups`` are the values by round.
     """
     first, last = min(groups), max(groups)
     name = "median " * (max(map(len, groups.values())) > 1)
@@ -294,9 +309,10 @@ def _tell(groups: Mapping[int, Sequence[float]]) -> str:
 
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
-    """Return the ``i``-th chart of the page: a risk score against the attack's outcome, with their
-    pairs of values in ``entry``. ``blind`` is the PSNR in dB of a guess without the update, or
-    ``None``.
+    """Return the page's ``i``-th chart of a risk score against the attack's outcome.
+
+    ``entry`` holds their pairs of values. ``blind`` is the PSNR in dB of a guess without the
+    update, ``None`` if unknown.
     """
     figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
     if entry.found.coefficient is not None and entry.p_value is not None:
@@ -328,13 +344,16 @@ BOUNDS = {
         "clamping to the range of pixels.",
     ),
 }
-"""The bounds that are drawn: by the name of the score, the bound's name and its conditions."""
+"""The bounds on an attack that a chart shows: the bound's name and its conditions, by the name of
+the score that computes it.
+"""
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
-    """Return one chart of each sample's PSNR under the attack and the bounds above it that scores
-    give; empty if no sample has both. The ``input_std`` in ``metadata`` turns bounds in units of
-    model inputs into pixels.
+    """Return one chart of each sample's PSNR under the attack and of the bounds on it from scores.
+
+    The list is empty if no sample has both. The entry ``input_std`` of ``metadata``, the
+    normalisation's standard deviations, turns bounds in units of model inputs into pixels.
     """
     scale = smallest_std(metadata)
     reached = known(index.series("metric", "psnr"))
@@ -375,9 +394,10 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Return the least standard deviation of the normalisation over channels, in pixel units per
-    unit of a model input; 0 if unknown. A lower bound of the error in model inputs, times this
-    least one, is a lower bound in pixels.
+    """Return the least standard deviation of the normalisation over channels; 0 if unknown.
+
+    It is in pixel units per unit of a model input. A lower bound of the error in model inputs,
+    times this number, is a lower bound of the error in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:
@@ -388,8 +408,10 @@ def smallest_std(metadata: Mapping[str, Any]) -> float:
 
 
 def _gaps_told(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
-    """Return a sentence on how far the attack's PSNR stays below the bound ``name``, or lies above
-    it. Both are in dB, by (round, client, sample).
+    """Return a sentence on how far the attack's PSNR lies below or above the bound ``name``.
+
+    ``limits`` holds the bound and ``reached`` the attack's PSNR, both in dB by (round, client,
+    sample).
     """
     gaps = [limit - reached[key] for key, limit in limits.items()]
     typical = median(gaps) or 0.0
@@ -408,8 +430,10 @@ AVOID = "Do not rely on it here."
 
 
 def agreements(index: Index) -> list[Agreement]:
-    """Return for each score whether it ranks samples as their PSNR does in the attack's result, or
-    as RMSE or MSE where no PSNR was recorded. A score that is equal for all samples is left out.
+    """Return for each risk score whether it ranks samples as the attack's PSNR on them does.
+
+    RMSE or MSE is compared where no PSNR was recorded. A score that is equal for all samples is
+    left out. Without any of these metrics the list is empty.
     """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
     names = [name for name in index.names("score") if not is_constant(index.series("score", name))]
@@ -431,9 +455,11 @@ def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
-    """Return (round, image, score, outcome) for each sample with a score and an outcome. The
-    image's key is the same in all rounds if images are numbered. A score of a whole client is
-    paired with the client's median outcome.
+    """Return (round, image, score, outcome) for each sample with a score and an outcome of the
+    attack.
+
+    The second entry identifies the image, in all rounds if images are numbered. A score of a whole
+    client is paired with the client's median outcome.
     """
     metric, numbers = index.series("metric", outcome), index.series("client", "image")
     by_client = grouped((key[:2], value) for key, value in known(metric).items())
@@ -480,8 +506,9 @@ def _reading(
 
 
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
-    """Return a sentence on a run with too few samples to judge its ``scores`` scores: how many
-    could be compared, and how many it takes.
+    """Return sentences on a run with too few samples to judge its risk scores.
+
+    They tell how many samples could be compared, and how many it takes for ``scores`` scores.
     """
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""
@@ -493,9 +520,7 @@ def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
 
 
 def agreement_told(agreed: Sequence[Agreement]) -> str:
-    """Return a sentence or two on whether the scores of a run rank the samples as the attack
-    does.
-    """
+    """Return sentences on which scores of a run rank the samples as the attack does."""
     most = max((entry.found for entry in agreed), key=lambda found: found.n)
     if most.least * len(agreed) > SURE:
         return too_few_told(most, len(agreed), agreed[0].sample)

@@ -1,4 +1,4 @@
-"""Make the report's first screen: the worst image, four numbers, and a map of what was attacked."""
+"""Make the report's first screen: the worst image, four key figures, a map of attacked updates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +31,10 @@ class Tile:
     """One key figure of the first screen.
 
     Attributes:
-        term: the quantity that the figure counts, in words.
-        value: the figure, or the words that it was not tested.
-        guess: the figure that a guess without any update has, or the reason why there is none.
+        term: the quantity, in words.
+        value: the figure as text; ``not tested`` if there is none.
+        guess: the figure that a guess without any update has, in words, or the reason why there is
+            none.
         is_leak: whether the figure shows a leak.
     """
 
@@ -50,9 +51,11 @@ def tiles(
     members: MembershipSection | None,
     large: LargeClientsSection | None,
 ) -> tuple[Tile, ...]:
-    """Return the key figures on samples seen, labels, members and accuracy, each with that of a
-    guess without any update. ``members`` and ``large`` are the report's sections on membership
-    tests and on clients of many samples, or ``None``.
+    """Return four key figures: samples seen, labels inferred, members found, and test accuracy.
+
+    Each has the figure of a guess without any update beside it. ``members`` and ``large`` are the
+    report's sections on membership tests and on clients of many samples, ``None`` where there is
+    none.
     """
     return (
         _seen(index, found),
@@ -83,9 +86,11 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return the figure on labels: how many the attack had right, and how many a guess without an
-    update has right. If no attack inferred labels, those of ``large``, the clients of many samples,
-    are told.
+    """Return the key figure on labels: how many the attack, and a guess without an update, have
+    right.
+
+    If no attack inferred labels, they are those of ``large``, the section on clients of many
+    samples.
     """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
@@ -134,7 +139,7 @@ class Worst:
 
     Attributes:
         place: the round, client and image, in words.
-        pictures: each picture, with its heading and its result in words.
+        pictures: each picture, with its heading and the attack's result in words.
     """
 
     place: str
@@ -142,8 +147,11 @@ class Worst:
 
 
 def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
-    """Return the sample that leaks most, with its reconstructions without a defense and under that
-    defense of ``asked`` under which least is seen; ``None`` if the gallery shows no sample.
+    """Return the sample that leaks most, with its reconstructions; ``None`` if the gallery has no
+    sample.
+
+    One is from the update as sent, and one from a copy under the defense of ``asked`` that hides
+    most.
     """
     if not gallery.exhibits:
         return None
@@ -161,8 +169,10 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 
 
 def _left(remedy: Remedy) -> tuple[float, float, float]:
-    """Return a sort key that is smaller for a defense under which less is seen: the share of
-    recognisable images, the share seen in part, and the median PSNR in dB.
+    """Return a sort key that is smaller for a defense under which less is seen.
+
+    Its entries are the shares of images that are exact or recognisable and that are ``partly``
+    seen, and the median PSNR in dB.
     """
     held = [attempt.grade for attempt in remedy.under]
     psnr = median([attempt.psnr for attempt in remedy.under if attempt.psnr is not None])
@@ -199,21 +209,25 @@ class Map:
 
     @property
     def title(self) -> str:
-        """Return the heading, which speaks of grades only if an update has one."""
+        """Return the map's heading, which speaks of grades only if an update has one."""
         is_graded = any(name in GRADES for name, _ in self.legend)
         return "Worst grade of each update" if is_graded else "Updates by client and round"
 
 
 MAX_LABELS = 12
-"""The number of clients or rounds up to which each has a label; of more, only every second, third,
-… has one."""
+"""The largest number of labels along a side of the map. With more clients or rounds, only every
+second, third, … has a label.
+"""
 
 MAX_GAPS = 40
-"""The number of clients or rounds up to which a map has gaps between its squares, which would be
-too small for gaps otherwise."""
+"""The largest number of clients or rounds for which the map has gaps between its squares. With
+more, the squares would be too small for gaps.
+"""
 
 MAX_ROUNDS = 10_000
-"""The number of rounds up to which each has a column; of more, only those with records have one."""
+"""The largest number of rounds that have a column each. Of more rounds, only those with records
+have one.
+"""
 
 STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
@@ -222,13 +236,17 @@ STATES: dict[str, str] = {
     "labels": "bar inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
-"""The outcomes of an attacked update in words, worst first. The last two are marks: of a round in
-which only labels were inferred, and of an attack that the time limit ended."""
+"""The CSS names of the marks on the map, with words for the legend. The first five are the results
+of an attacked update, worst first; ``labels`` marks an update from which only labels were inferred,
+and ``cut`` an attack that the time limit ended.
+"""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
-    """Return the map of clients by rounds with the worst grade of each attacked update; ``None``
-    for a run without a record of any client. ``rounds_done`` is the last round with a record.
+    """Return the map of clients by rounds with the worst grade of each attacked update.
+
+    It is ``None`` for a run without a record of any client. ``rounds_done`` is the last round with
+    a record.
     """
     state = dict.fromkeys(fate.attacked, "tried")
     worst_in = worst_of((attempt.key[:2], attempt) for attempt in found)

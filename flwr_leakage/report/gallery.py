@@ -1,4 +1,4 @@
-"""Make the report's gallery: private images beside the attack's reconstructions of them."""
+"""Make the report's gallery: private images beside the attack's reconstructions."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,7 @@ HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leaked, by its worst
 
 
 UNGRADED = ("an example",) * 3
-"""Titles in place of ``HIGHLIGHTS`` if no image has a grade, so that none can be called the worst
-leak."""
+"""The titles of three examples if no image has a grade, by which leaks could be ranked."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class Picture:
         role: ``original``, ``defended`` (as a defense encoded it), ``reconstruction``, ``decoded``
             (from the encodings of all rounds), ``blind guess`` (made without the update), or
             ``under NAME`` (the reconstruction from a copy of the update under a defense).
-        uri: the PNG file as a data URI; empty if it is missing or not as this package writes it.
+        uri: the PNG file as a data URI; empty if the file is missing or not as this package writes
+            it.
         description: the text in place of the image.
     """
 
@@ -42,14 +42,15 @@ class Exhibit:
 
     Attributes:
         title: words for the example that the sample gives, such as the worst leak; empty for most.
-        key: round, client and place in the batch.
+        key: the round, the client and the place in the batch.
         client: the client in words.
         image: the number of the image among those of the client, in words.
         others: (round, grade) of the same image in other rounds; empty if images are not numbered.
-        label: the class of the sample in words, or empty.
-        grade: the grade in words.
-        psnr: words for the PSNR of the reconstruction and of a guess without the update, for what
-            decided the grade if PSNR did not, and for an original that is identified all the same.
+        label: the class of the sample in words; empty if unknown.
+        grade: the grade of the reconstruction in words.
+        psnr: words for the PSNR of the reconstruction and of a guess without the update, for the
+            measure that decided the grade if PSNR did not, and for an original that is identified
+            although it is not seen.
         pictures: the original, the sample as a defense encoded it, the reconstructions without and
             with additional defenses, and, where there is a title, the blind guess.
     """
@@ -84,7 +85,9 @@ class Exhibit:
 
     @property
     def followed(self) -> str:
-        """Return client and image in words, equal in all rounds if images are numbered."""
+        """Return the client and the image in words, which are equal in all rounds if images are
+        numbered.
+        """
         return f"{self.client}, {self.image}"
 
 
@@ -100,7 +103,7 @@ class Gallery:
         left_out: the number of samples with a reconstruction that are not shown.
         without_reconstruction: the number of originals without a reconstruction.
         what_ifs: the names of the additional defenses that have images.
-        blind: the guess of an image that is made without the update, if recorded.
+        blind: the guess of an image that is made without the update; ``None`` if not recorded.
     """
 
     highlights: tuple[Exhibit, ...]
@@ -113,7 +116,7 @@ class Gallery:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Return the pictures of all exhibits."""
+        """Return the pictures of all samples that are shown."""
         return [picture for exhibit in self.exhibits for picture in exhibit.pictures]
 
     @property
@@ -126,7 +129,9 @@ class Gallery:
         return any(picture.role == role for picture in self.pictures)
 
     def choices(self, name: str) -> list[str]:
-        """Return the distinct values of the exhibits' field ``name``, for the page's filter."""
+        """Return the distinct values of a field of the shown samples, such as ``grade``, for a
+        filter.
+        """
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # no image was seen in another round
@@ -136,7 +141,9 @@ class Gallery:
 
 
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
-    """Return the gallery of up to ``limit`` samples with a reconstruction, the worst leak first."""
+    """Return the gallery of at most ``limit`` samples with a reconstruction, the worst
+    leak first.
+    """
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     guesses = sorted(
         (image for image in images if image.role == "blind_guess"), key=lambda i: i.server_round
@@ -187,8 +194,9 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return for each image the first of its ``ranked`` places (round, client, sample). A place
-    whose image is not numbered counts as an image of its own.
+    """Return for each image the first of its places (round, client, sample) in ``ranked``.
+
+    A place whose image has no number counts as an image of its own.
     """
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:
@@ -233,7 +241,7 @@ def _written(attempt: Attempt | None, is_telling: bool) -> str:
     if attempt.psnr >= CEILING_DB:
         blind += ", the ceiling"
     decided = f", {attempt.decided}" if attempt.decided else ""
-    # A reconstruction that nobody would recognise may still tell whose image it is.
+    # A reconstruction that nobody would recognise may still identify its original.
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""

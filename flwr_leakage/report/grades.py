@@ -68,9 +68,10 @@ def grade(
     affine_psnr: float | None = None,
     blind_affine_psnr: float | None = None,
 ) -> Grade | None:
-    """Return the grade of a reconstruction by the thresholds at the head of this module: ``exact``,
-    ``recognisable``, ``partly`` or ``nothing``. ``None`` if there is no reconstruction, or no blind
-    guess (made without the update) to compare with.
+    """Return the grade of a reconstruction: ``exact``, ``recognisable``, ``partly`` or ``nothing``.
+
+    The thresholds are those at the head of the module. The grade is ``None`` if there is no
+    reconstruction, or no blind guess (made without the update) to compare it with.
 
     Args:
         psnr: the PSNR of the reconstruction in dB; ``None`` if there is none.
@@ -107,21 +108,28 @@ def grade(
 
 
 NAMED = 0.5
-"""The share of a text's distinct tokens from which on the text counts as ``partly`` seen if the
-attack tells only that these tokens occur in the batch."""
+"""The least share of a text's distinct tokens that an attack must know to occur in the batch for
+the text to count as ``partly`` seen. The value is a choice, and was not measured.
+"""
 
 _OF_TEXTS: dict[str, Grade] = {
     "all tokens": "exact", "most tokens": "recognisable", "some tokens": "partly",
     "no more than a guess": "nothing",
 }  # fmt: skip
-"""The grade of a text, by what its token accuracy shows (``flwr_leakage.metrics.TextGrade``)."""
+"""The grade of a recovered text, by the words for its token accuracy
+(``flwr_leakage.metrics.TextGrade``).
+"""
 
 
 def text_grade(told: str | None, named: float | None) -> Grade | None:
     """Return the grade of a reconstructed text, ``exact`` to ``nothing``; ``None`` if nothing is
-    known. Its limits, unlike images', are not measured. ``told`` says which tokens are in place, as
-    ``all tokens``, or is ``None`` where no text was found. ``named`` is the share of the text's
-    distinct tokens that the attack knows to occur in the batch.
+    known.
+
+    Args:
+        told: how many tokens are in their place, as ``all tokens``; ``None`` if no text was
+            recovered.
+        named: the share of the text's distinct tokens that the attack knows to occur in the batch;
+            from 0.5 on, a choice that was not measured, the text counts as ``partly`` seen.
 
     Example:
         >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
@@ -143,7 +151,8 @@ def decided_by(
     affine_psnr: float | None = None,
     blind_affine_psnr: float | None = None,
 ) -> str:
-    """Return in words what decided the grade if PSNR alone would have given another; else empty.
+    """Return in words the measure that decided a grade; empty if PSNR alone would have given it.
+
     See :func:`grade` for the arguments.
 
     Example:
@@ -166,16 +175,17 @@ def decided_by(
 
 
 def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether an image shows its original up to brightness and contrast. The PSNRs in dB are
-    those of the reconstruction and of the guess without the update, each after the change of
-    brightness and contrast that fits best.
+    """Return whether a reconstruction shows its original up to brightness and contrast.
+
+    The PSNRs in dB are those of the reconstruction and of the guess without the update, each after
+    the change of brightness and contrast that brings it nearest the original.
     """
     return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    r"""The shares of reconstructions of a grade that let one find the original among 101 images.
+    r"""The shares of reconstructions of a grade by which the original is found among 101 images.
 
     The figures were measured once, on images on which no threshold was set, by
 
@@ -186,10 +196,11 @@ class Calibrated:
         grade: the grade; ``recognisable`` includes exact reconstructions.
         count: the number of reconstructions.
         by_error: the share that is nearer in squared error to its original than to 100 others.
-        by_structure: this share by SSIM in place of squared error.
-        by_eye: this share by LPIPS, which comes nearest to what people see.
-        by_all: the share that is nearest to its original by all three.
-        by_none: the share that is nearest to its original by none of them.
+        by_structure: the share that is nearer to its original by SSIM.
+        by_eye: the share that is nearer to its original by LPIPS, which comes nearest to what
+            people see.
+        by_all: the share that is nearer to its original by all three measures.
+        by_none: the share that is nearer to its original by none of the three.
     """
 
     grade: Grade
@@ -230,8 +241,11 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Return a table of each grade: its rule, the number of attempts, and how often such
-    reconstructions let a measure such as LPIPS find the original among 101 images.
+    """Return a table of each grade: its rule, its number in the run, and how often originals are
+    found.
+
+    The last is how often the best measure, such as LPIPS, finds the original of a reconstruction of
+    this grade among 101 images. ``grades`` counts the run's reconstructions by grade.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []
@@ -277,8 +291,9 @@ SURENESS = (
     f"{percent(_NOTHING.most)} of “nothing”. So “nothing” does not mean nothing is "
     f"left."
 )
-"""Sentences, for the head of the page, on how often originals are found by reconstructions of a
-grade."""
+"""Sentences for the page on how often the original of a reconstruction is found among 101 images,
+by grade.
+"""
 
 
 READING = (

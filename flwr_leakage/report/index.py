@@ -1,4 +1,4 @@
-"""Look up a run's numbers by kind, name and sample, and write numbers and clients as text."""
+"""Look up a run's records by kind, name and sample, and write numbers and clients as text."""
 
 import math
 import re
@@ -35,15 +35,17 @@ _LABELS = {
 
 
 SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
-"""The first words of a record that stands for all samples that the plan of scoring left out."""
+"""The pattern of the first words in the note of a record that stands for all samples of a client
+that were not scored, to limit the cost of scores.
+"""
 
 
 CEILING_DB = 120.0
-"""The largest PSNR that the evaluator writes, in dB, as an error of zero has no decibels."""
+"""The largest PSNR in dB that the evaluator records, as an error of zero has an infinite PSNR."""
 
 
 MAX_ROWS = 12
-"""The number of rows above which a table is folded, so that a click shows the rest."""
+"""The number of rows of a table that the page shows. A click shows the others."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Table:
         columns: the headings of the columns.
         rows: the rows, each with one text per column.
         notes: sentences below the table.
-        stands: the number of rows that are shown before the others are folded; 0 to show all.
+        stands: the number of rows that are shown, while further ones are folded; 0 to show all.
         texts: the headings of the columns that hold words, which are aligned to the left.
     """
 
@@ -66,7 +68,7 @@ class Table:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the page folds some of the rows."""
+        """Return whether the page folds rows, as more than three are beyond ``stands``."""
         return 0 < self.stands < len(self.rows) - 3
 
     def without_decibels(self) -> "Table":
@@ -85,11 +87,11 @@ class Table:
 
 
 class Index:
-    """The numbers of a run, to be looked up by kind, name, round, client and sample.
+    """The records of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: the run's records in the order of writing; where a number was recorded twice, the
-            last one counts.
+        records: the run's records in the order of writing; of two that are equal in all of these,
+            the last one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:
@@ -150,7 +152,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def section(node: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping at a path of keys in nested mappings; an empty one where there is none."""
+    """Return the mapping at a path of keys in nested mappings; an empty one if there is none."""
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node if isinstance(node, Mapping) else {}
@@ -175,7 +177,7 @@ def label(name: str) -> str:
 
 
 def heading(name: str, unit: str) -> str:
-    """Return a quantity's name for people, with its unit where it has one."""
+    """Return a quantity's name for people, with its unit if that is neither empty nor 1."""
     return f"{label(name)}, {unit}" if unit not in ("", "1") else label(name)
 
 
@@ -185,7 +187,8 @@ def unit_of(series: Series) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number as text with ``digits`` significant digits; a dash where there is none.
+    """Return a number as text with ``digits`` significant digits; a dash for ``None``, NaN and
+    infinity.
 
     Example:
         >>> number(31.2468), number(0.0000123), number(None), number(12345.6)
@@ -205,13 +208,15 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def decibel(value: float | None) -> str:
-    """Return a number as text with one decimal; a dash where there is none."""
+    """Return a number of decibels as text with one decimal; a dash for ``None``."""
     return "–" if value is None else f"{value:.1f}".replace("-", "−")
 
 
 def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return a sentence on the PSNR above which values are cut off, if a cell of a table holds that
-    PSNR; else none.
+    """Return a sentence on the largest PSNR that is recorded, if a cell of a table holds it; else
+    none.
+
+    ``rows`` are the table's cells as text.
     """
     if any(decibel(CEILING_DB) in row for row in rows):
         return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
@@ -219,7 +224,7 @@ def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def percent(part: float | None, digits: int = 0) -> str:
-    """Return a share of 1 as text in percent with ``digits`` decimals; a dash where there is none.
+    """Return a share of 1 as text in percent with ``digits`` decimals; a dash for ``None``.
 
     Example:
         >>> percent(0.934), percent(0.934, 1), percent(None)
@@ -229,12 +234,12 @@ def percent(part: float | None, digits: int = 0) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return the text ``part of whole`` with its percentage."""
+    """Return text such as ``2 of 8 (25 %)``; a dash if ``whole`` is 0."""
     return f"{part} of {whole} ({100 * part / whole:.0f} %)" if whole else "–"
 
 
 def count(amount: int, singular: str, plural: str = "") -> str:
-    """Return an amount with its noun in the singular or plural.
+    """Return a number with its noun in the singular or plural.
 
     Example:
         >>> count(1, "image"), count(3, "image"), count(0, "reply", "replies")
@@ -244,7 +249,7 @@ def count(amount: int, singular: str, plural: str = "") -> str:
 
 
 def who(client_id: int) -> str:
-    """Return words for a client by its number; −1 is the server, or the sum of all clients."""
+    """Return words for a client by its number; a negative number is the server."""
     return f"client {client_id}" if client_id >= 0 else "server"
 
 
@@ -252,18 +257,18 @@ RANKED = (
     "Leaks are ranked by grade first, then by whether the original is identified, then by PSNR: "
     "structure (SSIM) can raise a grade, so that a worse leak may have fewer decibels."
 )
-"""The note below each table and gallery that ranks leaks."""
+"""The note below each table and gallery that ranks leaks; it says how."""
 
 
 RANKED_CLIENTS = (
     "Clients are ranked by their worst grade, then by the share of attempts that are seen, then by "
     "the share that is identified, then by the highest PSNR."
 )
-"""The note below each table that ranks clients."""
+"""The note below each table that ranks clients; it says how."""
 
 
 def span(amounts: Collection[int], noun: Sample) -> str:
-    """Return words for the least and the largest amount of samples.
+    """Return words for the least and the largest of several numbers of samples.
 
     Example:
         >>> span([4, 1, 3], IMAGE), span([1, 1], IMAGE)
@@ -274,7 +279,9 @@ def span(amounts: Collection[int], noun: Sample) -> str:
 
 
 def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
-    """Return words for clients or rounds by their numbers, or by their count if over ``limit``.
+    """Return words for clients or rounds by their numbers, or by their count.
+
+    The count is told if the list of numbers has over ``limit`` parts; a span counts as one part.
 
     Example:
         >>> several([3, 4, 5, 9]), several([1]), several([0, 1], "round")
@@ -305,7 +312,7 @@ class Step:
         items: the entries of a list below the text.
         note: a note in small print at the end.
         commands: the commands to be typed, one a line. The page shows them folded.
-        fold: the purpose of the commands, shown where they are folded.
+        fold: the purpose of the commands, which the page shows in their place.
     """
 
     term: str

@@ -1,4 +1,6 @@
-"""Report on clients with too many samples to attack: their labels, and what-if steps on a few."""
+"""Report on clients with too many samples to attack: their labels, and attacks on steps
+not sent.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +22,17 @@ from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import is_defended
 
 MAX_REASONS = 4
-"""The largest number of reasons that the section names, with their clients."""
+"""The largest number of reasons why clients were not attacked that the section names."""
 
 MAX_CLIENTS = 4
-"""The largest number of clients that the head of the section names; those whose labels the
-inference has right by the largest margin over a guess come first."""
+"""The largest number of clients that the head of the section names. Clients come first whose labels
+the inference has right by the largest margin over a guess.
+"""
 
 MAX_CLASSES = 5
-"""The largest number of classes that a row names; those with most samples come first."""
+"""The largest number of classes that a row on a client's inferred labels names; the classes with
+the most samples come first.
+"""
 
 Counts = dict[int, float]
 
@@ -37,13 +42,14 @@ class LargeClientsSection:
     """The section of the page on clients with many samples.
 
     Attributes:
-        right: words for the mean share of labels inferred rightly, or expected to be where the
-            truth is unknown; ``None`` where nothing was inferred.
-        blind: this share for the better of two guesses without the client's update.
+        right: words for the mean share of labels inferred rightly, or expected to be right if the
+            truth is unknown; ``None`` if nothing was inferred.
+        blind: words for the share that the better of two guesses without the client's update has
+            right.
         head: the sentences at the head of the section.
         why: why no sample of these clients was attacked; empty if all were.
-        labels: a table of updates with their inferred class counts, or the reason for none.
-        probe: a table of attacks on single local steps, one row for each number of samples.
+        labels: a table of updates with the inferred number of samples of each class.
+        probe: a table of attacks on single steps that no client sent, by the number of samples.
         scores: a table of the scores that such a client can compute, with their cost.
     """
 
@@ -57,8 +63,10 @@ class LargeClientsSection:
 
 
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
-    """Return the section on clients with many samples; ``None`` if neither class counts were
-    inferred nor single local steps attacked.
+    """Return the section on clients with many samples.
+
+    It is ``None`` if neither class counts were inferred nor single steps attacked that no client
+    sent.
     """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
@@ -144,7 +152,9 @@ def _scores(noun: Sample) -> Table:
 
 
 def _why(index: Index) -> str:
-    """Return sentences on which clients' samples were not attacked, and why; empty if all were."""
+    """Return sentences on clients and rounds without an attack, and the reasons; empty if there are
+    none.
+    """
     clients, rounds = left_out(fates(index), index.sample)
     told = [*clients, *(f"anybody in {each}" for each in rounds)]
     if not told:
@@ -166,7 +176,8 @@ def _counts(index: Index, name: str) -> dict[tuple[int, int], Counts]:
 
 
 def _right(counts: Mapping[int, float], truth: Mapping[int, float]) -> float:
-    """Return the share of true labels that inferred class counts have right, whatever their order.
+    """Return the share of the true labels that inferred class counts have right, in any order.
+
     Both arguments give the number of samples of each class.
     """
     return sum(min(n, truth.get(label, 0.0)) for label, n in counts.items()) / sum(truth.values())
@@ -228,9 +239,12 @@ def _labels(
 def _shares(
     known: Mapping[tuple[int, int], Counts], place: tuple[int, int], truth: Counts
 ) -> list[float]:
-    """Return the share of labels that an update's inference has right, then those of guesses: equal
-    counts of all classes, and the mean of what was inferred for the round's clients, if known.
-    ``known`` holds inferred counts by (round, client), and ``truth`` the true ones at ``place``.
+    """Return the share of labels that the inference from an update has right, then those of two
+    guesses.
+
+    One guess is equal counts of all classes. The second, if the round has several clients, is the
+    mean of their inferred counts. ``known`` holds inferred counts by (round, client), and ``truth``
+    the true ones at ``place``.
     """
     counts = known[place]
     total, classes = sum(counts.values()), len(counts)
@@ -241,8 +255,9 @@ def _shares(
 
 
 def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
-    """Return the (round, client) of updates whose inferred class counts are better than a guess
-    without the update, or whose true counts are not known.
+    """Return the (round, client) of updates whose inferred class counts are better than a guess.
+
+    The guess is made without the update. Updates whose true counts are not known are included.
     """
     right, found = _against_guess(index), set()
     for key, record in index.series("labels", "expected_right").items():
@@ -254,8 +269,10 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 
 
 def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return, by (round, client) of updates of known truth, the shares of labels that the inference
-    and the better of two guesses without the update have right.
+    """Return two shares of labels for each update whose true labels are known, by (round, client).
+
+    The inference has the first share right, the better of two guesses without the update the
+    second.
     """
     known, found = _counts(index, "inferred"), {}
     for place, truth in _counts(index, "true").items():
@@ -266,10 +283,12 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
-    """Return, by client, two shares of labels: those that the inference from an update has right,
-    and those of the better of two guesses without it. Only clients for which the inference has more
-    are returned, by falling difference. Of a client's updates, the one with the largest difference
-    counts. Clients of unknown truth are left out.
+    """Return the clients of whose labels the inference has more right than guesses, with both
+    shares.
+
+    The shares right are those of the inference and of the better of two guesses without the update,
+    for a client's update with the largest difference. Clients come by falling difference. Clients
+    whose true labels are not known are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(
@@ -296,9 +315,10 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
-    """Return a table and a sentence on what-if attacks on single training steps that no client
-    sent, one row for each number of samples in ``sizes``. ``with_defense`` tells whether clients
-    use a defense; the steps are made without it, as a note below the table then says.
+    """Return a table and a sentence on attacks on single training steps that no client sent.
+
+    The table has a row for each number of samples in ``sizes``. ``with_defense`` tells whether
+    clients use a defense; the steps are made without it, as a note below the table says.
     """
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:

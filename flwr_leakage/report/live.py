@@ -19,16 +19,20 @@ from flwr_leakage.tracking.jsonl import RECORDS_FILE
 from flwr_leakage.untrusted import MAX_LINE_BYTES, MAX_RECORDS_BYTES, inside, open_file
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts by which a browser on this machine, or at the near end of a tunnel, names the server."""
+"""The names of the host by which a browser on this machine, or at the other end of a tunnel, asks
+the server.
+"""
 
 _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
-"""Parts by which lines of ``records.jsonl`` are recognised that end a round, or begin or end a
-run."""
+"""The texts in a line of ``records.jsonl`` by which the end of a round, or the beginning or end of
+a run, is recognised.
+"""
 
 
 class Changes:
-    """A counter of the rounds of a run folder that have ended. It reads each line of the growing
-    file of records once.
+    """A counter of the rounds of a run folder that have ended.
+
+    The counter reads each line of the growing file of records once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,8 +95,9 @@ class LivePage:
 
 
 def serve(folder: Path, port: int) -> tuple[ThreadingHTTPServer, LivePage]:
-    """Return a server of a run's report on 127.0.0.1, which begins when its ``serve_forever`` is
-    called, and the page that it serves. With ``port`` 0 any free port is taken.
+    """Return a server of a run's report on 127.0.0.1, and the page that it serves.
+
+    The server begins when its ``serve_forever`` is called. With ``port`` 0 any free port is taken.
 
     Raises:
         OSError: the port is taken.
@@ -148,8 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_loopback(hosts: list[str]) -> bool:
-    """Return whether a request's ``Host`` headers are a single one with a loopback name, which
-    cannot belong to another machine.
+    """Return whether a request has a single ``Host`` header, and that names this machine itself.
 
     Example:
         >>> is_loopback(["localhost:8000"]), is_loopback(["127.0.0.1.evil.org"]), is_loopback([])

@@ -20,26 +20,30 @@ from flwr_leakage.report.index import (
 )
 
 LEVEL = 0.01
-"""Corrected p-values up to this count as found: of runs without any of the candidates, at most one
-in a hundred finds one."""
+"""The largest corrected p-value at which a record counts as found to be used. Of runs in which no
+tested record was used, at most one in a hundred then finds one.
+"""
 
 FORGED = "2 of 912 records that were mixed or made from an update to deceive, in measurements"
-"""The mixtures and records made from an update that algebra called used, of all those measured: the
-table on candidates that somebody made, in ``simulations/benchmarks/results/membership.md``."""
+"""How many records that were made to deceive passed the test by algebra, from the table on
+candidates that somebody made in ``simulations/benchmarks/results/membership.md``.
+"""
 
 SMALLEST = 1e-3
-"""p-values below this are not told apart: some hundreds of null records support no more."""
+"""The least p-value that the page tells. Some hundreds of null records, which were not used,
+support no smaller one.
+"""
 
 CALIBRATED = "0.02 and 0.11 % of 10,000 unused records each"
-"""How many unused records of two networks had p ≤ 0.001 before the correction: the lines on
-calibration in ``simulations/benchmarks/results/membership.md``."""
+"""The shares of unused records that had p ≤ 0.001 before the correction, for two networks. They are
+from the lines on calibration in ``simulations/benchmarks/results/membership.md``.
+"""
 
 
 def untested_told(events: Sequence[RunEvent]) -> str:
-    """Return why no candidate (a record that the server was given) was tested for membership.
+    """Return words on why no candidate, a record given to the server, was tested for membership.
 
-    Args:
-        events: the events of the run, among them the refusals to test candidates.
+    The ``events`` of the run tell the refusals to test.
     """
     asked = "Whether a given record was used (membership)"
     for event in events:
@@ -54,7 +58,7 @@ class MembershipSection:
     """The section of the page on membership tests.
 
     Attributes:
-        called: the number of tested records that were found to be used in training.
+        called: the number of tested records that the tests found to be used in training.
         sentences: the answer and the findings behind it.
         table: a table of the tested records, the most likely members first.
     """
@@ -70,18 +74,19 @@ class _Candidate:
 
     Attributes:
         sample: the number of the record.
-        p_value: the least corrected p-value of its tests times the number of updates, at most 1, or
-            ``None``.
+        p_value: the corrected p-value of the clearest of its tests, times the number of updates, at
+            most 1; ``None`` if no test says anything.
         server_round: the round of the update with that p-value.
         client_id: the client of the update with that p-value.
         exact_in: the number of updates that provably contain the record, by algebra.
-        is_unresolved: whether its statistic in that update is beyond those of all null records
+        is_unresolved: whether its test statistic in that update is beyond those of all null records
             (which cannot be members), so that the p-value is only an upper bound.
         is_tail: whether the p-value is that of a tail that was fitted to the null records.
-        is_composite: whether its gradient is a linear combination of those of that update's
-            samples, without being among them, and no update contains it by algebra.
+        is_composite: whether what it gives to the network's layers is a linear combination of what
+            that update's samples give, without its own gradient in the update, and no update
+            contains the record by algebra.
         is_silent: whether the record would change that update by less than its rounding.
-        used: whether the record was in some update; ``None`` where no simulation knows it.
+        used: whether the record was in some update; ``None`` if the truth is not known.
     """
 
     sample: int
@@ -97,7 +102,7 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Return whether the tests say that the record was used."""
+        """Return whether the tests say that the record was used in training."""
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
@@ -182,8 +187,10 @@ def membership_section(index: Index) -> MembershipSection | None:
 def _example(
     evidence: Mapping[Key, LeakageRecord], called: Sequence[_Candidate]
 ) -> tuple[Key, LeakageRecord]:
-    """Return the test of the update with the smallest p of a record found by statistics, by its
-    place, or that of the last update if there is none.
+    """Return the test of one update as an example, with its place (round, client, sample).
+
+    It is the update with the smallest p-value of a record that statistics found, else the last one.
+    ``evidence`` holds the tests, and ``called`` the found records.
     """
     likely = [each for each in called if not each.exact_in]
     if likely:
@@ -196,8 +203,9 @@ def _example(
 
 
 def _told(called: int, exact: int) -> str:
-    """Return a sentence on how many records were found to be used, ``exact`` of them by algebra and
-    the others by statistics.
+    """Return a sentence on the ``called`` records that were found to be used.
+
+    Of these, ``exact`` were found by algebra and the others by statistics.
     """
     if not called:
         return "It found none of them used."
@@ -214,9 +222,11 @@ def _told(called: int, exact: int) -> str:
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
-    """Return a sentence on what evidence by algebra means, for the updates (round, client) that
-    gave it; none without any. ``forgeable`` tells whether records' own gradients could not be
-    tested in some updates, so that a record made from an update may pass.
+    """Return a sentence on what evidence by algebra means; an empty list if no update gave any.
+
+    ``updates`` are the (round, client) of those that gave it. ``forgeable`` tells whether records'
+    own gradients could not be tested in some updates, so that a record made from an update may
+    pass.
     """
     if not updates:
         return []
@@ -234,13 +244,15 @@ def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str
 
 
 def _order(each: _Candidate) -> tuple[bool, float, int]:
-    """Return a key by which records found by algebra come first, and then those of small p."""
+    """Return a sort key by which records found by algebra come first, then those with small
+    p-values.
+    """
     p = 2.0 if each.p_value is None else each.p_value
     return not (each.is_found and each.exact_in), p, each.sample
 
 
 def _places(updates: Sequence[tuple[int, int]]) -> str:
-    """Return words for updates, each a round and a client: the rounds of at most three clients."""
+    """Return words for updates, given by (round, client): the rounds of at most three clients."""
     rounds = grouped((client, server_round) for server_round, client in updates)
     told = [
         f"{f'{who(client)} in ' if client >= 0 else ''}{several(sorted(held), 'round')}"
@@ -319,8 +331,9 @@ def _power(index: Index) -> str:
 
 
 def members_told(index: Index, with_link: bool = True) -> str:
-    """Return words for the number of tested records that were found used; empty if none was.
-    ``with_link`` tells whether they name the section of the page that says more.
+    """Return words for the number of tested records that were found to be used; empty if none was.
+
+    ``with_link`` tells whether the words name the section of the page that says more.
     """
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
@@ -339,7 +352,7 @@ def members_told(index: Index, with_link: bool = True) -> str:
 
 
 def _rates(index: Index) -> list[str]:
-    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; none
+    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; empty
     if the truth is not known or the tests are too few.
     """
     shares = {rate: members_found(index, rate) for rate in (0.01, 0.001)}
@@ -352,7 +365,7 @@ def _rates(index: Index) -> list[str]:
 
 
 def _judged(found: list[_Candidate]) -> list[str]:
-    """Return a sentence on how often the tests were right; none if the truth is not known."""
+    """Return a sentence on how often the tests were right; empty if the truth is not known."""
     used = [each for each in found if each.used]
     others = [each for each in found if each.used is False]
     if not used and not others:
@@ -398,7 +411,9 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """A share ``found`` of ``total`` independent trials, with its confidence interval."""
+    """A share, ``found`` successes of ``total`` independent trials, with its confidence
+    interval.
+    """
 
     found: int
     total: int
@@ -420,9 +435,10 @@ class Share:
 
 def members_found(index: Index, rate: float) -> Share | None:
     """Return the share of tested members that are found at a rate of false alarms in (0, 1).
-    Members are (update, record) pairs whose record was in the update. One is found if its p-value
-    is below those of all non-members but a share ``rate``; a test without a result has p-value 1.
-    ``None`` without members, or with fewer than 1 / ``rate`` non-members.
+
+    Members are (update, record) pairs whose record was in the update. A member is found if its
+    p-value is below those of all non-members but a share ``rate``. A test without a result has
+    p-value 1. The result is ``None`` without members, or with fewer than 1 / ``rate`` non-members.
     """
     members, others = tested_pairs(index)
     allowed = int(rate * len(others))
@@ -433,8 +449,10 @@ def members_found(index: Index, rate: float) -> Share | None:
 
 
 def tested_pairs(index: Index) -> tuple[list[float], list[float]]:
-    """Return the p-values of the tests whose record was in the tested update, and those of the
-    other tests; both lists are empty where the truth is not known.
+    """Return the p-values of membership tests of members, and those of non-members.
+
+    A member is a record that was in the tested update. Both lists are empty if the truth is not
+    known.
     """
     truth = index.series("membership", "membership_truth")
     p_values = index.series("membership", "membership_p_value")

@@ -10,13 +10,16 @@ from flwr_leakage.report.index import Index, count
 from flwr_leakage.report.membership import tested_pairs
 
 FEWEST = 20
-"""The least number of tests of records outside of the updates; with fewer, nothing is drawn."""
+"""The least number of tests of records that were not in the tested update. With fewer, no curve is
+drawn, as rates of false alarms below 1/20 could not be told.
+"""
 
 
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
-    """Return (rate k / n of false alarms, share of members found) for k = 1 … n − 1, given p-values
-    of members and of n others. A member is found if its p-value is below the others' (k + 1)-th
-    smallest.
+    """Return (rate k/n of false alarms, share of members found) for k = 1 … n − 1.
+
+    ``members`` and ``others`` are p-values, those of n others, which are no members. A member is
+    found if its p-value is below the (k + 1)-th smallest of the others.
 
     Example:
         >>> found_by_rate([0.01, 0.3], [0.2, 0.5, 0.6, 0.9])
@@ -27,8 +30,9 @@ def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float
 
 
 def membership_curve(index: Index) -> Chart | None:
-    """Return the chart of members found against false alarms, for a run whose truth is known;
-    ``None`` with too few tests.
+    """Return the chart of members found against false alarms, for a run whose truth is known.
+
+    It is ``None`` without tests of members, or with fewer than 20 tests of others.
     """
     members, others = tested_pairs(index)
     if not members or len(others) < FEWEST:

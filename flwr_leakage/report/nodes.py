@@ -11,16 +11,17 @@ from flwr_leakage.report.index import who
 from flwr_leakage.tracking import RunData
 
 NODES = "Clients that told no partition are numbered as they were first seen: "
-"""The first words of the event that tells which node a number stands for."""
+"""The first words of the event that tells which Flower node a client's number stands for."""
 
 _IDS = re.compile(r"(\bnode )?(?<![\w.])(\d{10,20})(?![\w.])")
 
 
 def with_short_names(run: RunData) -> RunData:
     """Return the run with short numbers for clients that are known only by their Flower node's id.
-    They are numbered in the order in which they were first seen, from 1 or after the largest
-    partition id. The numbers replace the ids in all texts, and one event says which is which;
-    stored records and image files keep the ids.
+
+    These clients are numbered in the order in which they were first seen, after the largest
+    partition id and from 1 on. The numbers replace the ids in all texts, and one event says which
+    is which; stored records and image files keep the ids.
     """
     seen = dict.fromkeys(record.client_id for record in run.records)
     nodes = [client for client in seen if client > MAX_CLIENT]

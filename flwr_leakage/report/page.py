@@ -96,13 +96,13 @@ def write_report(
     path = Path(output) if output is not None else Path(run_folder) / "report.html"
     html = render_report(read_run(run_folder), max_gallery)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A message may hold a lone surrogate, which UTF-8 cannot write.
+    # A message may hold a lone surrogate, which UTF-8 cannot encode.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 
 
 def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
-    """Return the HTML of a run's report; the same run gives the same text.
+    """Return the HTML of a run's report, which is the same text for the same run.
 
     Args:
         run: the data of the run.
@@ -228,12 +228,14 @@ CONTENTS = {
     "costs": "Costs",
     "reproduce": "Appendix",
 }
-"""The folded parts of the page: their anchors and titles, in order."""
+"""The parts of the page that are folded: their titles by anchor, in the page's order."""
 
 
 def _contents(noun: str, **has: bool) -> dict[str, str]:
-    """Return the titles of the page's sections by anchor. ``noun`` is the plural for the samples,
-    and ``has`` tells for the anchors of optional sections whether the page has them.
+    """Return the titles of the page's folded parts by anchor.
+
+    ``noun`` is the plural for the samples. ``has`` tells, by the anchor of an optional part,
+    whether the page has it.
     """
     titles = {**CONTENTS, "large": f"Clients of many {noun}"}
     return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
@@ -266,8 +268,9 @@ def rounds_of(index: Index) -> int:
 
 
 def unfinished(run: RunData, done: int) -> str:
-    """Return a sentence if a run is not over, or was ended early; else empty. ``done`` is the last
-    round with a record.
+    """Return a sentence if a run is not over, or was ended early; else empty.
+
+    ``done`` is the last round with a record.
     """
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
@@ -282,7 +285,7 @@ def unfinished(run: RunData, done: int) -> str:
 
 
 def _ended(run: RunData, done: int) -> str:
-    """Return a sentence on whether the run is over; ``done`` is the last round with a record."""
+    """Return sentences on whether the run is over; ``done`` is the last round with a record."""
     last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
     if open_ := unfinished(run, done):
         return open_ + last
@@ -290,8 +293,10 @@ def _ended(run: RunData, done: int) -> str:
 
 
 def _halved(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, up to a colon or full stop, and the rest. A sentence of
-    more than ``MAX_LINE`` characters is cut, and the whole text is then the second part.
+    """Return the first sentence of a text, up to a colon or full stop, and the rest.
+
+    If it has more than 200 characters (``MAX_LINE``), it is cut, and the second part is the whole
+    text.
     """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:
@@ -332,8 +337,10 @@ def _moment(written: object) -> str:
 def _absent(
     index: Index, clients: Sequence[object], costs: Table, has_texts: bool, gallery: Gallery
 ) -> tuple[str, ...]:
-    """Return a sentence for each section that has nothing to show and is left out. ``clients`` are
-    the rows of the tables of clients, ``has_texts`` tells whether private texts are shown.
+    """Return a sentence for each section of the page that is left out, as it has nothing to show.
+
+    ``clients`` are the rows of the tables of clients, and ``has_texts`` tells whether texts are
+    shown.
     """
     unmeasured = "No attack was measured and no utility was recorded."
     if values(index.series("attack", "objective")):
@@ -354,8 +361,10 @@ def _absent(
 
 
 def as_shown(run: RunData) -> RunData:
-    """Return the run as pages show it: users' home folders are written as ``~``, and clients' ids
-    are shortened by :func:`with_short_names`.
+    """Return the run as pages show it.
+
+    Users' home folders are written as ``~``, and :func:`with_short_names` shortens clients' ids. A
+    run without a config gets the defenses that its clients say they use.
     """
     return with_short_names(
         replace(
@@ -372,14 +381,16 @@ def as_shown(run: RunData) -> RunData:
 
 
 def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
-    """Return the metadata entry ``defense`` with the defenses that clients say they use, for a run
-    without a config; empty if no client names one.
+    """Return the entry ``defense`` for a run's metadata, with the defenses that clients say they
+    use.
+
+    The mapping is empty if no client names a defense.
     """
     names = defenses_told(event.message for event in events)
     return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
 
 
-# The run may come from another machine, so that users' home folders are recognised by their parent.
+# As a run may come from another machine, users' home folders are recognised by their parent folder.
 _HOMES = (
     r"[^\s\"'=:;,()]*/(?:home|Users)/[^/\s\"'=:;,()]+"
     r"|(?<![\w.])/root(?![\w.-])"

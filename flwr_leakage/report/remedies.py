@@ -1,4 +1,4 @@
-"""Report how each defense that the run tried on its updates changes what leaks, and its price."""
+"""Report how the defenses tried on copies of a run's updates change what leaks, and their price."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -43,20 +43,19 @@ BLAND = (
     "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
     "guess is, not how much of the original it shows."
 )
-"""The explanation why a reconstruction from a defended update may have a higher PSNR than one from
-the undefended update."""
+"""The note below a table of defenses on why a defense may raise a reconstruction's PSNR."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One additional defense under which a run's updates were attacked, in the same rounds.
+    """One defense under which copies of a run's updates were attacked, besides the updates as sent.
 
     Attributes:
         name: the name of the defense in the run's settings ``what_if``.
         setting: the settings of the defense in brackets; empty where they are not known.
         does: a clause on the defense's effect, from its own class; empty where it is not known.
-        under: the attempts under the defense.
-        before: the attempts without the defense, on the same images in the same rounds.
+        under: the outcomes of the attack on each sample, from the copies under the defense.
+        before: the outcomes from the updates as sent, for the same samples in the same rounds.
         change: the median ‖change of an update‖ / ‖update‖ by the defense; ``None`` if unknown.
         ended: by (round, client), whether the time limit ended the attack; empty if not recorded.
     """
@@ -71,12 +70,12 @@ class Remedy:
 
     @property
     def role(self) -> str:
-        """Return the name by which the gallery marks pictures under this defense."""
+        """Return the name by which the gallery marks reconstructions under this defense."""
         return f"under {self.name.replace('_', ' ')}"
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
-    """Return the additional defenses under which copies of a run's updates were attacked."""
+    """Return the defenses under which copies of a run's updates were attacked."""
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
@@ -99,7 +98,8 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
     """Return a sentence on how many attacks on updates under a defense the time limit ended.
-    ``ended`` tells for each (round, client) whether it did.
+
+    ``ended`` tells whether it did, by (round, client).
     """
     stopped = sum(ended.values())
     if not ended:
@@ -113,7 +113,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return a sentence on whether attacks on defended updates had less time than others."""
+    """Return sentences on whether attacks under a defense had less time than those without."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"
@@ -125,8 +125,9 @@ def attack_told(metadata: Mapping[str, Any]) -> str:
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
-    """Return a table of the grades of each client's reconstructions, from its updates as sent and
-    under each additional defense, the client most at risk first.
+    """Return a table of the grades of each client's reconstructions, the client most at risk first.
+
+    A client's rows are on its updates as sent, and on copies under each defense of ``asked``.
     """
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
@@ -155,17 +156,20 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
-"""The defenses to begin with where a run tried none; each is an option of the command."""
+"""The defenses that the report suggests if a run tried none, as options of a command."""
 STRONGER = "gaussian"
-"""The defense to go on with where something is seen under those that were tried."""
+"""The defense that the report suggests if samples are seen under the defenses that were tried:
+Gaussian noise.
+"""
 
 
 def what_it_costs(
     index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
 ) -> list[Step]:
     """Return advice on the accuracy that defenses cost: what is known, and how to measure it.
-    ``asked`` are the defenses under which copies of the updates were attacked, and ``is_at_risk``
-    tells whether a client's samples are seen.
+
+    The list is empty if there is nothing to advise. ``asked`` are the defenses that were tried on
+    copies of the updates, and ``is_at_risk`` tells whether a client's samples are seen.
     """
     accuracy = by_round(index.series("utility", "test_accuracy"))
     own = defense_of(metadata)
@@ -193,8 +197,8 @@ def what_it_costs(
     is_raw = bool(ended(index, found))
     is_cut_off = is_raw or any(any(remedy.ended.values()) for remedy in asked)
     _, time = more_time(index, metadata, is_what_if=not is_raw) if is_cut_off else ("", ())
-    # The commands train under each defense, so that none of them has a what-if. The attack keeps
-    # its own limit, as the price in accuracy needs no attack of hours.
+    # The commands train under each defense, so that no copies of updates are attacked. The attack
+    # keeps its own limit of time, as accuracy can be measured without an attack of hours.
     changes = [each for each in time if not each.startswith(("server.what_if", "attack."))]
     commands = _commands(metadata, asked, bool(own), changes)
     if not commands:
@@ -222,9 +226,11 @@ def _commands(
     is_defended: bool,
     changes: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the commands that repeat the training over several seeds, with and without the
-    defenses ``asked``; none if the run's config is unknown. ``is_defended`` tells whether the run
-    itself used a defense, and all commands set ``changes``.
+    """Return the commands that repeat the training over several seeds, with and without defenses.
+
+    The defenses are those of ``asked``. The tuple is empty if the run's config is unknown or not
+    safe to show. ``is_defended`` tells whether the run itself used a defense, and all commands set
+    ``changes``.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     if not is_simulation(metadata):
@@ -258,8 +264,9 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """Return the words of a command that select a defense: ``option``, the name of its config file,
-    and the settings in its config ``node``; empty if unknown.
+    """Return the words of a command that select a defense; empty if the defense is unknown.
+
+    They are ``option``, the name of its config file, and the settings in its config ``node``.
     """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""

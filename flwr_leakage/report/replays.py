@@ -12,13 +12,15 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 _CHECK = "replay_residual"
 _PASSED = "replay_passed"
-"""The record of a repeated training that gave the update, whose relative distance the client does
-not share."""
+"""The name of the record of a repeated training that gave the update, without the relative distance
+of the two, which the client does not share.
+"""
 
 
 _SKIPPED = "not_replayed"
-"""The record of a round between two repetitions of a client's training, in which nothing
-contradicted the latest one."""
+"""The name of the record of a round in which a client's training was not repeated, and nothing
+contradicted the latest repetition.
+"""
 
 
 _REFUTED = "not explain"
@@ -26,21 +28,23 @@ _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not rep
 
 
 FAILED = "Replay check failed"
-"""The first words of the sentence on updates that the repeated training does not give."""
+"""The first words of the sentence on updates that a repetition of the client's training does not
+give.
+"""
 
 
 @dataclass(frozen=True)
 class Replays:
-    """The outcomes, by (round, client), of replays: clients repeat training as the attack assumes
-    it.
+    """The outcomes of replays, in which clients repeat their training, by (round, client) of the
+    update.
 
     Attributes:
         same: updates that are reproduced, with the relative distance of the repeated update, or
             ``None`` if the client does not share it.
         other: updates that are not reproduced, with the reason.
         undone: updates whose training was not repeated, with the reason.
-        between: those of ``undone`` in which nothing that the client looked at differs from its
-            latest repeated round.
+        between: the updates of ``undone`` for which nothing that the client compared differs from
+            its latest repeated round.
     """
 
     same: Mapping[Place, float | None]
@@ -56,7 +60,7 @@ class Replays:
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     """Return which updates a repetition (a replay) of the client's training reproduces. Some of
-    ``events`` say why a client could not repeat it.
+    ``events`` say why a client could not repeat its training.
     """
     same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
@@ -90,7 +94,9 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return words for whether repeating the client's training gave its update, by round."""
+    """Return words for the rounds in which repeating a client's training did, and did not, give its
+    update.
+    """
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
@@ -107,7 +113,7 @@ def replay_of_client(found: Replays, client_id: int) -> str:
 
 def _most(residuals: Iterable[float | None]) -> float | None:
     """Return the largest of the relative distances between updates and their repetitions; ``None``
-    if a client does not share one.
+    if a client does not share its own.
     """
     known = list(residuals)
     return None if None in known else max(value for value in known if value is not None)
@@ -123,9 +129,9 @@ def replay_told(
     """Return sentences on whether each attacked update is the one that its client trained.
 
     ``found`` holds the outcomes of repeating the training. ``attacked`` holds (round, client);
-    client −1 stands for the mean of a round's updates, and so for each of them. ``defended`` tells
-    whether a defense changed updates after training. ``sample`` has the nouns, such as image and
-    images, by which the sentences name samples.
+    client −1 stands for the mean of a round's updates, and so for all updates of the round.
+    ``defended`` tells whether a defense changed updates after training. ``sample`` has the nouns
+    for samples.
     """
     if not attacked:
         return ()
@@ -186,9 +192,11 @@ def _as(defended: bool, verb: str) -> str:
 def _sorted_out(
     found: Replays, attacked: Collection[Place]
 ) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
-    """Return the attacked updates by the outcome of repeating the client's training, as four sets
-    of (round, client): all; those reproduced; those not reproduced; those not repeated. In
-    ``attacked``, client −1 stands for all of a round.
+    """Return four sets of attacked updates (round, client), by the outcome of repeating the
+    training.
+
+    They are all updates; those that are reproduced; those that are not; and those whose training
+    was not repeated. In ``attacked``, client −1 stands for all updates of a round.
     """
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}

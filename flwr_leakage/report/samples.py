@@ -1,4 +1,4 @@
-"""The nouns for a run's samples: images, texts, or rows of a table."""
+"""The nouns by which the report names a run's samples: images, texts, or rows of a table."""
 
 from dataclasses import dataclass
 

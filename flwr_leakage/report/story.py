@@ -64,7 +64,7 @@ def blind_guess(index: Index) -> str:
 
 
 def psnr_told(index: Index) -> str:
-    """Return sentences that explain PSNR in decibels, for their first use; empty without a PSNR."""
+    """Return sentences that explain PSNR in decibels; empty if no PSNR was recorded."""
     known = values(index.series("metric", "psnr"))
     if not known:
         return ""
@@ -97,8 +97,9 @@ _PLAIN = {
     "lenet_zhu": "a small convolutional network (LeNet)",
     "fedavg": "federated averaging",
 }
-"""By name of a data set, network or strategy in a config, plain words for it. The report's appendix
-shows the names themselves."""
+"""Plain words for data sets, networks and strategies, by their names in a config. The report's
+appendix shows the names themselves.
+"""
 
 
 def _plain(name: str) -> str:
@@ -207,11 +208,15 @@ _GIVEN = {
 
 
 BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exact")}
-"""By phrase of a threat model, the knowledge that it grants although no update tells it."""
+"""The knowledge that an attacker is given although no server receives it, by the phrase of the
+threat model that grants it.
+"""
 
 
 class Fact(NamedTuple):
-    """One line of the page's header: a choice of the run, its description, and its settings."""
+    """One line on a choice of the run, such as the attack: the choice, its name and its
+    settings.
+    """
 
     term: str
     value: str
@@ -219,8 +224,9 @@ class Fact(NamedTuple):
 
 
 def facts(metadata: Mapping[str, Any]) -> list[Fact]:
-    """Return a header line for each known choice: dataset, partition, model, strategy, defense,
-    attack, seed.
+    """Return a line on each known choice of the run.
+
+    The choices are dataset, partition, model, strategy, defense, attack and seed.
     """
     found = []
     for group in GROUPS:
@@ -229,7 +235,7 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         if group == "attack":
             settings = _attack_settings(metadata) if name != "none" else ""
         if group == "defense" and metadata.get("own_config_clients"):
-            # the facts are those of the run's config, which these clients did not follow
+            # The settings are those of the run's config, which these clients did not follow.
             settings = ""
         if name:
             found.append(Fact(group, name, settings))
@@ -239,7 +245,9 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
 
 
 def _attack_settings(metadata: Mapping[str, Any]) -> str:
-    """Return words for the attack's settings, and for the time limit per update in force."""
+    """Return words for the attack's settings, and for its time limit per update; empty
+    if unknown.
+    """
     node, limit = section(metadata, "config", "attack"), time_limit(metadata)
     if not isinstance(section(metadata, "config").get("attack"), Mapping):
         return ""
@@ -259,7 +267,8 @@ def _attack_settings(metadata: Mapping[str, Any]) -> str:
 
 
 def describe(node: Any) -> tuple[str, str]:
-    """Return the class name and the plain settings of an object's config, each as text.
+    """Return the class name and the plain settings of an object's config, each as text; empty if
+    unknown.
 
     Example:
         >>> describe({"_target_": "a.b.GradientPruning", "prune_ratio": 0.9})
@@ -287,13 +296,15 @@ def _setting(words: str, value: Any) -> str:
 
 
 def _target(node: Any) -> str:
-    """Return the class or function that a config names as ``_target_``, without its module."""
+    """Return the class or function that a config names as ``_target_``, without its module; empty
+    if it names none.
+    """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     return target.rpartition(".")[2] if isinstance(target, str) else ""
 
 
 def given_to_attacker(metadata: Mapping[str, Any]) -> list[str]:
-    """Return, in words, what the threat model gives the attacker; empty if it is unknown.
+    """Return in words the knowledge that the threat model gives the attacker; empty if unknown.
 
     Example:
         >>> given_to_attacker({"threat": "labels known, batch norm none, single view"})
@@ -303,7 +314,7 @@ def given_to_attacker(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def withheld_from_attacker(metadata: Mapping[str, Any]) -> list[str]:
-    """Return, in words, what the threat model does not give the attacker.
+    """Return in words the knowledge that the threat model does not give the attacker.
 
     Example:
         >>> withheld_from_attacker({"threat": "labels known, batch norm none, single view"})
@@ -323,7 +334,7 @@ def _words(phrase: str) -> str:
 
 
 def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
-    """Return the planned number of rounds; ``None`` if the run does not record it."""
+    """Return the planned number of rounds; ``None`` if the run's settings do not tell it."""
     config = section(metadata, "config")
     for place in (metadata, config, *config.values()):
         if isinstance(place, Mapping):
@@ -334,7 +345,8 @@ def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
 
 
 def flatten(node: Any, path: str = "") -> list[tuple[str, str]]:
-    """Return a nested configuration as ``(path, value)`` lines, as Hydra's overrides name them.
+    """Return a nested configuration as (path, value) pairs of text, with paths as in Hydra's
+    overrides.
 
     Example:
         >>> flatten({"attack": {"steps": 3, "parts": ["a", None]}})
@@ -370,7 +382,7 @@ def defense_of(metadata: Mapping[str, Any]) -> str:
 
 
 def defense_told(metadata: Mapping[str, Any]) -> str:
-    """Return words for the defense that the run trained under, with its strength where known."""
+    """Return words for the defense that the run trained under, with its settings where known."""
     own = defense_of(metadata)
     settings = next((fact.settings for fact in facts(metadata) if fact.term == "defense"), "")
     return f"{own} ({settings})" if own and settings else own

@@ -48,11 +48,14 @@ from flwr_leakage.report.replays import replay_of_client, replays
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return a table with one row per round: utility, grades, PSNR and every other metric."""
+    """Return a table with one row per round: accuracy, grades, PSNR and other metrics of the
+    attack.
+    """
     hidden: tuple[str, ...] = (
         "psnr", "blind_psnr", "blind_ssim", "identification_rank",
         "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
-        # Texts have their own table, in which a text that was not found counts as 0.
+        # The metrics of texts have their own table, in which a text that was not recovered counts
+        # as 0.
         "token_accuracy", "exact_text", "rouge_l", "blind_token_accuracy", "named_tokens",
     )  # fmt: skip
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
@@ -95,8 +98,9 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes, the one whose worst attempt leaks most first; empty
-    if no class is known.
+    """Return a table of the samples' classes, those first whose most exposed sample leaks most.
+
+    It has no rows if no class is known.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
@@ -135,7 +139,9 @@ def _utility(name: str, numbers: list[float]) -> str:
 
 
 def missing(index: Index, kind: str) -> tuple[str, ...]:
-    """Return sentences on how many values of a kind, such as ``score``, are missing, and why."""
+    """Return sentences on how many values of a kind of record, such as ``score``, are missing, and
+    why.
+    """
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     lpips: list[str] = []
     for name in index.names(kind):
@@ -162,8 +168,9 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Return a sentence if LPIPS was not measured for want of its network's weights; else empty. It
-    replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
+    """Return a sentence if LPIPS was not measured for lack of its network's weights; else empty.
+
+    It replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
     missing.
 
     Example:
@@ -179,8 +186,8 @@ def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
 
 
 def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return a table with one row per round: attacked updates, failures, and numbers such as the
-    objective that the attacker itself sees.
+    """Return a table with one row per round: attacked updates, failures, and the attack's own
+    numbers, such as its final objective.
     """
     names = [name for name in index.names("attack") if name != "stopped_by_budget"]
     stopped_in = Counter(server_round for server_round, _ in ended(index, found))
@@ -213,7 +220,7 @@ BECAUSE = "not attacked, because"
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return a table of at most ``limit`` attacked clients, the one most at risk first."""
+    """Return a table of at most ``limit`` attacked clients, those most at risk first."""
     by_client = grouped_by_client(found)
     fate = fates(index)
     attacked = _attacked(fate, found)
@@ -226,7 +233,7 @@ def clients_table(
         (client, f"{several(rounds, 'round')}: {why}") for (client, why), rounds in rested.items()
     )
     told = {client: "; ".join(texts) for client, texts in reasons.items()}
-    # A stable sort: clients of equal risk keep the order of their numbers.
+    # As sorting is stable, clients of equal risk keep the order of their numbers.
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
     cells = {}
     for client in by_risk[:limit]:
@@ -253,10 +260,11 @@ def _of_clients(
     spared: Mapping[int, str],
     notes: tuple[str, ...],
 ) -> Table:
-    """Return a table with a row for each client in ``cells``, which holds its entries for
-    ``columns``. Further columns tell its local training, why it was not attacked (``spared``),
-    whether repeating its training gives its updates, and its errors. Columns without content are
-    left out.
+    """Return a table with a row for each client in ``cells``.
+
+    ``cells`` holds a client's entries for ``columns``. Further columns tell its local training, why
+    it was not attacked (``spared``), whether repeating its training gives its updates, and its
+    errors. Columns without content are left out.
     """
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
@@ -306,8 +314,8 @@ def _troubles(events: Sequence[RunEvent]) -> Counter[int]:
 def _left_out(
     noun: str, entries: Collection[object], rows: Collection[object], where: str = ""
 ) -> tuple[str, ...]:
-    """Return a sentence on the number of entries, such as clients, that a table has no row for;
-    none if there is no such entry. ``where`` says where these are.
+    """Return a sentence on the number of entries, such as clients, that a table has no row for; an
+    empty tuple if there is none. ``where`` are words for where to find them.
     """
     left_out = len(entries) - len(rows)
     return (f"{count(left_out, f'further {noun}')} left out{where}.",) if left_out else ()
@@ -342,7 +350,7 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
         }  # fmt: skip
         if pairs:
             out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
-            # clients whose samples were all scored
+            # Clients whose samples were all scored count, too.
             whole += sum(key[:2] not in pairs for key in told)
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
@@ -355,8 +363,9 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 
 
 def constants(index: Index) -> tuple[str, ...]:
-    """Return sentences on the scores that are equal for every sample, and so have no chart, with
-    the value and reason.
+    """Return sentences on the scores that are equal for all samples, with the value and the reason.
+
+    Such scores have no chart.
     """
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):
@@ -374,8 +383,10 @@ def constants(index: Index) -> tuple[str, ...]:
 
 
 def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
-    """Return the median of sorted (value, error bar) pairs, and the wider error bar of the one or
-    two in the middle; ``None`` for both without values, and for the bar if it is unknown.
+    """Return the median value of sorted (value, error bar) pairs, and its error bar.
+
+    The bar is the wider one of the one or two pairs in the middle. ``None`` stands for what is
+    unknown.
     """
     if not ordered:
         return None, None
@@ -385,8 +396,11 @@ def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None
 
 
 def scores_table(index: Index) -> Table:
-    """Return a table of the scores: the median with its error bar, and how many values are bounds
-    or missing.
+    """Return a table of the scores: the median with its error bar, and the number of values by
+    state.
+
+    A state says how a value may be read, such as ``upper bound``. Scores without error bars and
+    states are left out.
     """
     rows = []
     for name in index.names("score"):
@@ -419,9 +433,7 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 
 def client_scores_table(index: Index, limit: int) -> Table:
-    """Return a table of each client's median of every score, by client number, with at most
-    ``limit`` rows.
-    """
+    """Return a table of each client's median of each score, with at most ``limit`` rows."""
     scores_of = {
         name: grouped((key[1], value) for key, value in known(series).items())
         for name in index.names("score")

@@ -1,6 +1,6 @@
 """Show the private texts of a run beside those that the attack recovered.
 
-As a private word may hold anything, each stands escaped in an HTML element of its own.
+As a private word may hold any characters, each stands escaped in an HTML element of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from flwr_leakage.tracking import TextRecord
 Mark = Literal["placed", "named", "missed", "wrong"]
 
 MAX_TOKENS_SHOWN = 200_000
-"""The largest number of tokens of all texts on a page; they take some 15 MB."""
+"""The largest number of tokens of all texts on a page. So many take some 15 MB of HTML."""
 
 FIRST_TOKENS = 48
-"""The largest number of tokens of a text on the first screen; a phone shows nine lines of them."""
+"""The largest number of tokens of a text on the first screen; on a phone they take nine lines."""
 
 MAX_NAMED = 200
-"""The largest number of updates for which a page lists the tokens that are known to occur in it."""
+"""The largest number of updates for which a page lists the tokens that an attack knows to occur."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Token:
     Attributes:
         word: the word that the token stands for, or its id.
         mark: in an original, ``placed`` if recovered at its place, ``named`` if only known to occur
-            in the batch, else ``missed``; in a recovered text, ``wrong`` where it differs from the
-            original, else ``placed``.
+            in the batch, else ``missed``; in a recovered text, ``wrong`` if it differs from the
+            original's token, else ``placed``.
     """
 
     word: str
@@ -42,12 +42,12 @@ class Token:
 
 @dataclass(frozen=True)
 class TextExhibit:
-    """One private text, and the text that the attack recovered.
+    """One private text, and the versions of it that attacks recovered.
 
     Attributes:
         place: round, client, text and class in words.
         grade: the grade of the recovered text, in words.
-        reached: the share of tokens in place, in words.
+        reached: the share of tokens that are recovered at their place, in words.
         rows: the versions of the text, each as its name, such as original, and its tokens.
     """
 
@@ -95,8 +95,9 @@ def text_gallery(
 
 
 def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list[TextExhibit]:
-    """Return every text that was attacked, with its recovered versions, the worst leak first.
-    ``texts`` are originals, reconstructions, and tokens known to occur.
+    """Return each text that was attacked, with its recovered versions, the worst leak first.
+
+    ``texts`` are originals, reconstructions, and tokens that occur in a batch.
     """
     by_key: dict[tuple[int, int, int], dict[str, TextRecord]] = {}
     for text in texts:
@@ -171,8 +172,10 @@ def _against(answer: TextRecord, original: TextRecord | None) -> tuple[Token, ..
 def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
-    """Return, for each update with a text that was not recovered, words for its round and client,
-    and the tokens that the attack knows to occur in it.
+    """Return the tokens that the attack knows to occur in updates with a text that was not
+    recovered.
+
+    An entry has words for the round and client of the update, and its tokens.
     """
     missing = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
     answered = {text.sample for text in texts if text.role == "reconstruction"}
@@ -193,8 +196,9 @@ def named_alone(
 
 
 def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
-    """Return a table of the results on texts by round; ``None`` if nothing was measured. Shares of
-    tokens are means over the texts; a text that was not found counts as 0.
+    """Return a table of the attacks' results on texts by round; ``None`` if nothing was measured.
+
+    Shares of tokens are means over the texts. A text that was not recovered counts as 0.
     """
     if not any(attempt.tokens is not None for attempt in found):
         return None

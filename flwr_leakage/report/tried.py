@@ -37,13 +37,14 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 
 MAX_REASON = 400
-"""The largest number of characters, in the answer, of a reason why an update tells nothing; the
-events hold all of it."""
+"""The largest number of characters that the report's answer quotes of a reason why an update tells
+nothing. The events have the whole reason.
+"""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """The judgement whether training may go on after a run that shows no sample, not even in part.
+    """The judgement on whether training may go on after a run that shows no sample, even in part.
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
@@ -51,11 +52,11 @@ class Worth:
         level: ``quiet`` if the strongest attack ended by itself on some update and found nothing;
             ``partly`` if originals are identified beyond chance or records found to be used; else
             ``unknown``.
-        do: sentences that advise further runs to learn more; empty where nothing here would help.
-        commands: the commands that do so, if the run was a simulation.
+        do: sentences that advise further runs to learn more; empty if no run would help.
+        commands: the commands of these further runs, if the run was a simulation.
         changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), with the reason.
-        is_sure: whether something can be said of some attacked update.
+        is_sure: whether something can be said of at least one attacked update.
     """
 
     answer: str
@@ -74,7 +75,7 @@ class Worth:
 
 
 class _Doubt(NamedTuple):
-    """A doubt: a reason why nothing can be said of some updates, with its remedy.
+    """A reason why nothing can be said of some updates, with the way to remove it.
 
     Attributes:
         places: the (round, client) of the updates; none where they were not attacked at all.
@@ -98,9 +99,9 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return the judgement whether training may go on after a run whose reconstructions show no
-    sample. ``found`` tells the outcome for each attacked sample, and ``fate`` which updates were
-    attacked.
+    """Return the judgement on whether training may go on after a run whose attacks show no sample.
+
+    ``found`` tells the outcome for each attacked sample, and ``fate`` which updates were attacked.
     """
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
@@ -196,17 +197,22 @@ def worth(
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
-"""The first words of differences between a client's training and the attack's assumption: in
-``_INPUTS`` of those that another ``spec`` or model removes, in ``_STEPS`` of those that another
-``schedule`` removes."""
+"""The first words of differences between a client's training and the attack's assumption. Those in
+``_INPUTS`` are removed by another ``spec`` or model in the attack, and those in ``_STEPS`` by
+another ``schedule``.
+"""
 
 MAX_REST = 3
-"""The largest number of other differences that a sentence names."""
+"""The largest number of differences from an attack's assumptions that a sentence names, of those
+that no setting of the attack removes.
+"""
 
 
 def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, Any]) -> _Doubt:
-    """Return the doubt that the updates ``places``, (round, client), were attacked under wrong
-    assumptions, as their clients told of another training, with its remedy.
+    """Return the doubt that updates were attacked under wrong assumptions, with the way to remove
+    it.
+
+    ``places`` are the (round, client) of these updates. Without any, the doubt is empty.
     """
     if not places:
         return _Doubt((), "")
@@ -241,15 +247,18 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
 
 
 def to_assume(index: Index, metadata: Mapping[str, Any], attacked: Collection[Place]) -> str:
-    """Return sentences that advise how to attack the updates ``attacked`` (round, client) by what
-    their clients trained; empty where no client told of another training than was assumed.
+    """Return advice on how to attack updates under the training that their clients told of.
+
+    ``attacked`` are the (round, client) of the updates. The text is empty if no client told of
+    another training than was assumed.
     """
     return _otherwise(index, wrongly_attacked(index, attacked), metadata).do
 
 
 def _by_labels(noun: str) -> str:
-    """Return advice for a run that attacked no sample but inferred class counts: the results by
-    which to decide about training. ``noun`` is the plural for samples.
+    """Return advice, for a run that only inferred labels, on which results decide whether to go on.
+
+    ``noun`` is the plural for samples.
     """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
@@ -261,10 +270,11 @@ def _by_labels(noun: str) -> str:
 def _all(
     doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return how to remove the ``doubts``, the reasons why nothing can be said of updates:
-    sentences, shell commands, and the settings in which these differ from the run's own. If updates
-    were kept for a later attack, the one command is that which attacks them. If no setting helps,
-    there is no command.
+    """Return how to remove doubts, which are reasons why nothing can be said of some updates.
+
+    The result has sentences, shell commands, and the settings in which the commands differ from the
+    run's own. If updates were kept for a later attack, the only command attacks these. If no
+    setting helps, there is no command.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -274,10 +284,10 @@ def _all(
 
 
 def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the ``changes`` to a simulation's settings, and those that its repetition needs
-    besides to meet the conditions for going on: no limit of time, of the run or of the attack
-    itself, and an early and a late round that are attacked. Each is an override such as
-    ``num_rounds=5``.
+    """Return ``changes`` to a simulation's settings, and further ones that a repetition needs.
+
+    With these, no time limit of the run or the attack ends an attack, and at least two rounds are
+    attacked. Each change is a Hydra override such as ``num_rounds=5``.
     """
     config, every = section(metadata, "config"), dict.fromkeys(changes)
     if section(config, "server").get("attack_max_seconds") is not None:
@@ -292,8 +302,10 @@ def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, 
 
 
 def _plan(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[int, int, int]:
-    """Return the number of rounds of a simulation that is repeated with ``changes``, the first
-    attacked round, and the number of rounds from one attack to the next.
+    """Return three numbers of a simulation that is repeated with ``changes`` to its settings.
+
+    They are the number of rounds, the first attacked round, and the number of rounds from one
+    attack to the next.
     """
     new = dict(each.split("=", 1) for each in changes)
     selection = section(metadata, "config", "selection")
@@ -313,9 +325,11 @@ def _plan(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[int, int
 def planned_attempts(
     index: Index, metadata: Mapping[str, Any], changes: Sequence[str]
 ) -> tuple[int, int] | None:
-    """Return how many samples all clients use in a round, and how many rounds are attacked, for a
-    simulation that is repeated with ``changes`` and attacks everybody. ``None`` if they are not
-    known: for other runs, or if rounds differ in their clients or are attacked together.
+    """Return the numbers of all clients' samples and of attacked rounds of a repeated simulation.
+
+    The samples are those used in a round. The simulation is repeated with ``changes`` to its
+    settings, and attacks all clients. The result is ``None`` for other runs, and if rounds differ
+    in their clients or are attacked together.
     """
     sizes: dict[int, dict[int, float]] = {}
     for (when, client, _), record in index.series("client", "images").items():
@@ -330,15 +344,18 @@ def planned_attempts(
 
 
 MORE = 10
-"""The factor by which an app's attack is advised to get more time than it took."""
+"""The factor by which the attack in a user's app is advised to get more time than it took. The
+value is a choice.
+"""
 
 
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence that advises to give attacks more time, with the cost, and the config
-    overrides that do so. With ``is_what_if``, only attacks under additional defenses were cut off,
-    and are given the time of attacks without them.
+    """Return sentences that advise to give attacks more time, and the config overrides that do so.
+
+    With ``is_what_if``, only attacks on copies of updates under another defense were cut off by
+    time, and are given the time of the others.
     """
     but = "" if is_what_if else _beyond_time(index, metadata)
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
@@ -368,13 +385,16 @@ def more_time(
 
 
 _TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
-"""The words in an objective's note by which a part of an attack was refused for its size."""
+"""The pattern of words in a note on an attack that say that a part was refused, as the problem was
+too large.
+"""
 
 
 def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return a clause on what more time does not change for the updates on which the time limit
-    ended the attack: a part of the attack was refused for its size, or the chosen answer had
-    converged and a defense's noise may explain the rest; empty if there is no such update.
+    """Return a clause on the updates cut off by time for which more time may change nothing.
+
+    There a part of the attack was refused for its size, or the chosen answer had converged and a
+    defense's noise may explain the rest. The clause is empty if there is no such update.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -388,8 +408,9 @@ def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the CPU seconds of all attacks on the run's updates (0 if unrecorded, as in worker
-    processes), and the number of attacks.
+    """Return the CPU seconds of all attacks on the run's updates, and the number of attacks.
+
+    The seconds are 0 if they were not recorded, as for attacks in worker processes.
     """
     workers = section(metadata, "config", "server").get("attack_workers", 1)
     spent = sum(values(index.series("cost", "attack_cpu_seconds"))) if workers == 1 else 0.0
@@ -410,10 +431,9 @@ def duration(seconds: float) -> str:
 
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence on how to run the portfolio of all attacks, and the config override for it.
+    """Return a sentence on how to try all attacks in a new run, and the config override for that.
 
-    ``metadata`` is what the run recorded of itself, with its config if it is a simulation. The
-    override, ``attack=strongest``, is for the command line of simulations.
+    The override, ``attack=strongest``, is for the command of a simulation.
     """
     how = "attack=strongest" if is_simulation(metadata) else 'observe(…, attack="strongest")'
     return (
@@ -430,9 +450,11 @@ def _cut_off(
     metadata: Mapping[str, Any],
     of: _Of,
 ) -> _Doubt:
-    """Return, as a reason for doubt, that the time limit ended attacks, with the advice to give
-    them more. There is no advice if all of them assumed a ``wrong`` training, which time does not
-    mend.
+    """Return the doubt that the time limit ended attacks, with the advice to give them more time.
+
+    There is no advice if all these updates are in ``wrong``: the attack assumed another training
+    than their clients told of, which time does not mend. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     places = ended(index, found)
     told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
@@ -442,8 +464,11 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the doubt that the attack could not be applied to some updates, with its remedy.
-    ``of`` returns words such as ``2 of 3 attacked updates``.
+    """Return the doubt that the attack could not be applied to some updates, with the way to remove
+    it.
+
+    ``fate`` tells which updates these are, and why. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")
@@ -460,10 +485,11 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the doubt that the attack's answers do not reproduce the updates ``places``, with the
-    advice to compare clients' training with the attack's assumptions. No update is named if
-    ``metadata`` tells of a defense, which may be the cause. ``of`` returns words such as ``2 of 3
-    attacked updates``.
+    """Return the doubt that the attack's answers do not reproduce the updates ``places``.
+
+    The advice is to compare clients' training with the attack's assumptions. No update is named if
+    ``metadata`` tells of a defense, which may be the cause. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -477,10 +503,12 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
 def _missed(
     places: Collection[Place], index: Index, metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return the doubt that the attack ended by itself with answers that do not reproduce the
-    updates ``places`` as closely as the replays of their training do, although no defense changed
-    them. No update is named if ``metadata`` tells of a defense. ``of`` returns words such as ``2 of
-    3 attacked updates``.
+    """Return the doubt that the attack failed to find samples that reproduce the updates
+    ``places``.
+
+    It ended by itself, and its answers do not reproduce the updates as closely as repeating the
+    training does. No update is named if ``metadata`` tells of a defense. ``of`` returns words such
+    as ``2 of 3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -496,9 +524,10 @@ def _missed(
 def _ungraded(
     places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return the doubt that the answers to the updates ``places`` have no grade, as their originals
-    or the guess without the update are unknown, with its remedy. ``of`` returns words such as ``2
-    of 3 attacked updates``.
+    """Return the doubt that the answers to the updates ``places`` have no grade.
+
+    Their originals, or the guess without the update, are unknown. ``of`` returns words such as
+    ``2 of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -513,8 +542,10 @@ def _ungraded(
 
 
 def _of(places: Collection[Place], attacked: int) -> str:
-    """Return words such as ``2 of 3 attacked updates``, for the updates (round, client) in
-    ``places`` and the number ``attacked`` of all that were attacked.
+    """Return words such as ``2 of 3 attacked updates``.
+
+    ``places`` are the (round, client) of the updates, and ``attacked`` is the number of all
+    attacked updates.
     """
     if len(places) < attacked:
         return f"{len(places)} of {attacked} attacked updates"
@@ -524,9 +555,11 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return the doubt that updates were kept for a later attack that was not made yet, with the
-    command that makes it; an empty list if all were attacked. ``events`` tell the rounds of kept
-    updates, and ``attacked`` holds the (round, client) of attacked ones.
+    """Return the doubt that updates were kept for a later attack, with the command that attacks
+    them.
+
+    The list is empty if all kept updates were attacked. ``events`` tell the rounds of kept updates,
+    and ``attacked`` holds the (round, client) of attacked ones.
     """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
@@ -542,7 +575,7 @@ def _kept(
 
 def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
     """Return the doubt that errors or warnings kept all updates from being attacked; an empty list
-    without errors and warnings.
+    if there were no errors and warnings.
     """
     broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
     if not broken:
@@ -556,9 +589,10 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
 
 
 class _Setting(NamedTuple):
-    """The setting because of which an update was not attacked: a pattern that the recorded reason
-    matches, the overrides by which a simulation attacks it, the argument that does so in a user's
-    own app, and a clause on what follows.
+    """A setting because of which an update was not attacked.
+
+    Its entries are a pattern of the recorded reason, the config overrides by which a simulation
+    attacks the update, the argument that does so in a user's app, and a clause on what follows.
     """
 
     reason: str
@@ -597,8 +631,9 @@ is recorded for it."""
 
 
 RESTING = "attacks run "
-"""The first words of the reason why a whole round was not attacked, which is less informative than
-others."""
+"""The first words of the reason why a whole round was not attacked, which says less than the
+reasons of single clients.
+"""
 
 
 def _left_out(
@@ -606,7 +641,7 @@ def _left_out(
 ) -> list[_Doubt]:
     """Return a doubt for each reason why clients or the last round were never attacked, with the
     settings by which a new run attacks them. ``attacked`` holds (round, client). With ``is_kept``,
-    updates were kept for later, and rounds without attacks are no reason.
+    updates were kept to be attacked later, and rounds without attacks are no doubt.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

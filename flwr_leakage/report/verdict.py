@@ -60,13 +60,14 @@ class Verdict:
     """The verdict on a run, in sentences.
 
     Attributes:
-        sentence: the answer, in plain words.
-        level: ``leak`` if images are exact or recognisable; ``partly`` if parts are seen; ``quiet``
-            if the strongest attack ended by itself and found nothing; else ``unknown``.
+        sentence: what the attacks showed, in plain words.
+        level: ``leak`` if images are exact or recognisable; ``partly`` if parts are seen, originals
+            are identified beyond chance, or records are found to be used; ``quiet`` if the
+            strongest attack ended by itself and found nothing; else ``unknown``.
         details: what the reader must know in addition: who is most at risk, whether originals are
             identified, who was not attacked and why, and what failed.
         head: the details that nobody may miss: training whose repetition gives another update,
-            updates that the attack does not reproduce, and what the run's numbers do not say.
+            updates that the attack does not reproduce, and warnings about the run as a whole.
     """
 
     sentence: str
@@ -78,7 +79,11 @@ class Verdict:
 def judge(
     index: Index, events: Sequence[RunEvent], metadata: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """Return the verdict on a run; ``metadata`` names the attack and its limits."""
+    """Return the verdict on a run: what its attacks showed.
+
+    ``index`` holds the run's records, and ``metadata`` its settings, such as the attack and its
+    limits.
+    """
     metadata = metadata or {}
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
@@ -142,10 +147,10 @@ def not_covered(sample: Sample, with_members: bool = False) -> tuple[str, ...]:
 
 
 def left_untested(index: Index, fate: Fates, with_labels: bool = False) -> tuple[str, ...]:
-    """Return a sentence for each thing that this run left untested and another run can test: the
-    clients and the rounds that were not attacked, and labels. ``fate`` tells which updates were
-    attacked, and ``with_labels`` whether labels of clients of many samples were inferred and
-    compared with a guess.
+    """Return a sentence for each part that this run left untested and another run can test.
+
+    The parts are clients and rounds without an attack, and labels. ``with_labels`` tells whether
+    labels of clients of many samples were inferred.
     """
     attacked, everything = fate.attacked, fate.attacked | fate.spared.keys()
     sample = index.sample
@@ -170,8 +175,10 @@ def left_untested(index: Index, fate: Fates, with_labels: bool = False) -> tuple
 def limits_told(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
-    """Return a sentence for each limit of the verdict: the defense, the attacked share, what the
-    attacker was given, and its time.
+    """Return a sentence for each fact that limits the verdict.
+
+    They are the defense, the attacked share of clients, the facts given to the attacker, and its
+    time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
@@ -183,7 +190,9 @@ def limits_told(
 
 
 def _given(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return a sentence on what the attacker was given that no server receives, if anything."""
+    """Return a sentence on the facts that the attacker was given and no server receives; empty if
+    none.
+    """
     notes = [record.note for record in index.series("attack", "objective").values()]
     told = " ".join(map(str, (metadata.get("threat", ""), *notes)))
     given = [words for phrase, words in BY_FIAT.items() if phrase in told]
@@ -226,7 +235,7 @@ def _most_at_risk(found: Sequence[Attempt]) -> str:
 
 
 def _reached(worst: Attempt) -> str:
-    """Return the worst attempt's grade in words, with an explanation of decibels."""
+    """Return the grade and PSNR of the attack that showed most of a sample, in words."""
     if worst.tokens is not None:
         return f"{worst.grade}, with {100 * worst.tokens:.0f} % of its tokens in place"
     if worst.grade == "exact":
@@ -296,9 +305,10 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 
 
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
-    """Return a sentence on why samples stayed hidden: missing information, or a failed search. It
-    rests on the score ``unseen_directions``, which counts a sample's directions in which the update
-    does not change; without it there is none.
+    """Return a sentence on why samples stayed hidden: missing information, or a failed search.
+
+    It rests on the score ``unseen_directions``, which counts the directions in which a change of a
+    sample does not change the update. Without this score the list is empty.
     """
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
@@ -321,8 +331,10 @@ def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
 
 
 def _otherwise(index: Index, found: Sequence[Attempt], wrong: set[Place]) -> tuple[str, ...]:
-    """Return one text on the updates that were attacked under ``wrong`` assumptions, but for those
-    whose samples all came out exactly; an empty tuple if there are none.
+    """Return a text on the updates that were attacked under ``wrong`` assumptions.
+
+    Updates whose samples were all recovered exactly are left out; without others the tuple is
+    empty.
     """
     wrong = wrong - all_exact(found)
     if not wrong:
@@ -340,9 +352,10 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 
 
 def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return a sentence on how many labels the attack had right, and whether it inferred them;
-    empty if no label was compared with the truth, or if the attack was given labels that are all
-    right.
+    """Return sentences on how many labels the attack had right, and whether it inferred them.
+
+    The text is empty if no label was compared with the truth, or if the attack was given labels
+    that are all right.
     """
     told, inferred = labels_right(index, found), labels_inferred(index, metadata)
     if told is None or (told.right == told.whole and not inferred):
@@ -383,8 +396,11 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
-    """Return words for the number of attacked images, and for how many the clients use in a round
-    (``sizes``, by client); empty if images are not numbered over the rounds.
+    """Return words for the number of attacked images, and for the number that clients use in a
+    round.
+
+    ``sizes`` has the latter by client. The text is empty if images are not numbered over the
+    rounds.
     """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:

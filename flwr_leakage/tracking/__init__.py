@@ -1,7 +1,8 @@
-"""Store the numbers of a run in a folder that survives crashes, and show them in live views.
+"""Store the numbers of a run in a folder that stays readable after a crash, and show them in live
+views.
 
 ``TensorBoardTracker``, ``WandbTracker`` and ``MlflowTracker`` are imported from modules of their
-own, as each needs an extra of this package.
+own, as each needs packages that only an extra of this package installs.
 """
 
 from flwr_leakage.tracking.guarded import GuardedTracker

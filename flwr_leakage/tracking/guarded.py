@@ -13,22 +13,23 @@ from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 _LOG = logging.getLogger(__name__)
 
 LOST = "entries were lost"
-"""Words by which the event is found that tells how many entries were lost."""
+"""Words by which readers of a run find the event that tells how many entries were lost."""
 
 
 @dataclass
 class GuardedTracker:
-    """A tracker that passes everything on to another one, and raises none of that one's errors.
+    """A tracker that passes all entries of a run on to another tracker, and raises none of its
+    errors.
 
-    An error is logged, and the lost entry is counted. Later entries are still passed on, as the
-    disk may have room by then. The first one that succeeds is followed by an event with the number
-    of lost ones.
+    Entries are numbers, events, images and texts. An error is logged, and the lost entry is
+    counted. Later entries are still passed on, as the disk may have room by then. After the first
+    later entry that is recorded, an event tells the number of lost entries.
 
     Attributes:
         tracker: the tracker that is guarded.
-        tell: a function that is given a line when the first entry is lost, and at the end if the
-            loss could not be recorded or the tracker not be closed.
-        lost: the number of lost entries since the last such event.
+        tell: a function that is given a sentence when the first entry is lost, and when the loss
+            cannot be recorded or the tracker cannot be closed.
+        lost: the number of entries lost since the last event that told of losses.
     """
 
     tracker: Tracker
@@ -51,7 +52,7 @@ class GuardedTracker:
         self._try(lambda: self.tracker.image(server_round, client_id, sample, role, pixels))
 
     def text(self, text: TextRecord) -> None:
-        """Pass a text on to the guarded tracker, if that one takes texts.
+        """Pass a text on to the guarded tracker, if it takes texts.
 
         An error is logged and counted, not raised.
         """

@@ -26,25 +26,29 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""The largest number of tokens that are kept of a text."""
+"""The largest number of tokens of a text in ``records.jsonl``; the rest is cut."""
 
 MAX_WORD = 60
-"""The largest number of characters that are kept of a word."""
+"""The largest number of characters of a word in ``records.jsonl``; the rest is cut."""
 
 SYNC_SECONDS = 5.0
-"""The seconds between two synchronisations with the disk, as in common file systems; each takes
-longer than writing a round's lines."""
+"""The least time in seconds between two synchronisations of the file with the disk. Each takes
+longer than writing a round's lines, and common file systems write about as often. Later lines can
+be lost if the machine fails.
+"""
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
-    """Return the path of an image in a run folder, whose name holds only integers and the role.
+    """Return the path of an image in a run folder; the file's name holds only integers and the
+    role.
 
-    The role is the kind of image, such as ``original`` or ``reconstruction``.
+    ``sample`` is the index in the client's batch. The role is the kind of image, such as
+    ``original``.
 
     Raises:
-        ValueError: the role is unknown.
+        ValueError: the role is none of ``ROLES`` and not ``what_if_NAME``.
     """
     check_role(role)
     name = f"round{int(server_round):04d}_client{int(client_id):04d}_sample{int(sample):04d}"
@@ -52,7 +56,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600 atomically: readers see either the old content or the new one."""
+    """Write a file of mode 0600 atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(
         missing_ok=True
@@ -77,14 +81,14 @@ def make_private_folder(folder: Path) -> None:
 class JsonlTracker:
     """A tracker that appends every number, event and image of a run to the run's folder.
 
-    The file is synchronised with the disk when the round changes, at most once in 5 s, in
-    ``flush`` and in ``close``. This protects against a failing machine; the lines of a killed
-    process survive without it.
+    ``records.jsonl`` is synchronised with the disk when the round changes, at most once in 5 s, in
+    ``flush`` and in ``close``. This protects the lines if the machine fails. If only the process is
+    killed, its lines survive without a synchronisation.
 
     Args:
         folder: the run folder; made with mode 0700 if it does not exist.
         resume: whether to continue the run that the folder holds. If a crash left its last line
-            incomplete, a line break is written first, so that only that line is lost.
+            incomplete, a line break is written first, so that only this last line is lost.
 
     Raises:
         ValueError: the file of records is no regular file, or a symbolic link leads out of the
@@ -113,9 +117,10 @@ class JsonlTracker:
         self._append({"type": "run", "status": "open", "time": _now()})
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number to ``records.jsonl``, as a line.
+        """Append one record, which holds a number, to ``records.jsonl`` as a line.
 
-        If it is not finite or beyond ±10¹⁰⁰, it is recorded as missing, with a note that says so.
+        A number that is not finite or lies beyond ±10¹⁰⁰ is recorded as missing, with a note that
+        tells its value.
         """
         row = {**vars(record), "note": plain_text(record.note)}
         if record.value is not None:
@@ -137,10 +142,10 @@ class JsonlTracker:
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Write one image as a PNG file of 8 bits, then append the line that names it.
+        """Write one image as a PNG file of 8 bits, then append a line that names the file.
 
-        ``pixels`` are (C, H, W) in [0, 1] with C of 1 or 3; values beyond are clamped. The role is
-        the kind of image, such as ``original`` or ``reconstruction``.
+        ``sample`` is the index in the client's batch. ``pixels`` are (C, H, W) in [0, 1] with C of
+        1 or 3; values beyond are clamped. The role is the kind of image, such as ``original``.
 
         Raises:
             ValueError: the pixels have another shape, or the role is unknown.
@@ -152,7 +157,7 @@ class JsonlTracker:
         self._append({"type": "image", **vars(row), "path": f"images/{path.name}"})
 
     def text(self, text: TextRecord) -> None:
-        """Append a line with one text, of which at most ``MAX_TOKENS`` tokens are kept.
+        """Append a line with one text, of which at most the first 1024 tokens are kept.
 
         Raises:
             ValueError: the role of the text is unknown.
@@ -169,7 +174,10 @@ class JsonlTracker:
         self._synchronised = time.monotonic()
 
     def close(self) -> None:
-        """Record that the run ended in order, and close the file; a second call does nothing."""
+        """Append the line that says that the run ended in order, and close the file.
+
+        A second call does nothing.
+        """
         if self._closed:
             return
         self._append({"type": "run", "status": "closed", "time": _now()})
@@ -198,7 +206,9 @@ class JsonlTracker:
 
 
 def is_plottable(value: float) -> bool:
-    """Return whether a number is finite and far enough from overflow to be averaged and drawn."""
+    """Return whether a number is finite and at most 1e100 in size, so that means of many do not
+    overflow.
+    """
     return math.isfinite(value) and abs(value) <= MAX_VALUE
 
 

@@ -1,8 +1,8 @@
 """Define the format of ``records.jsonl``: the kinds of lines, their version, and a JSON schema.
 
 A line is a JSON object. Its ``type`` names its kind, its ``version`` the format, and its other
-entries are the fields of the kind's dataclass. Both the checks when a run is read and the JSON
-schema follow from the annotations of those dataclasses.
+entries are the fields of that kind's dataclass. The checks when a run is read, and the JSON schema,
+are made from the annotations of those dataclasses.
 """
 
 import inspect
@@ -17,7 +17,9 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.text import plain_text
 
 VERSION = 2
-"""The version of the format that is written now. Lines of version 1 have no version."""
+"""The version of the format that this package writes. Lines of version 1 lack the entry
+``version``.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ImageRecord:
 
     Attributes:
         server_round: the number of the round, from 1.
-        client_id: the partition id.
+        client_id: the client's partition id.
         sample: the index in the client's batch; a reconstruction has that of its matched original.
         role: ``original``, ``reconstruction``, ``defended`` (as a defense encoded it), ``decoded``
             (from the encodings of all rounds), ``what_if_NAME`` (the reconstruction under a
@@ -47,14 +49,15 @@ class TextRecord:
 
     Attributes:
         server_round: the number of the round, from 1.
-        client_id: the partition id.
+        client_id: the client's partition id.
         sample: the index in the client's batch; a reconstruction has that of its matched original.
             −1 for tokens that are known to occur in some text of the batch.
         role: ``original``, ``reconstruction``, ``named`` (tokens that occur in some text of the
             batch), ``what_if_NAME`` (recovered under a defense), or ``blind_guess``.
-        length: the number of tokens of the text; of a long text, only the first ones are kept.
+        length: the number of tokens of the whole text; of a longer one, only the first 1024 are
+            kept.
         ids: the token ids; −1 where no token was found.
-        words: the words of the token ids, or empty.
+        words: the word of each token id; empty if they are unknown.
     """
 
     server_round: int
@@ -72,7 +75,7 @@ class RunStatus:
 
     Attributes:
         status: ``open`` when the run begins or resumes, ``closed`` when it ends in order; the last
-            line of a run counts.
+            of these lines tells the run's state.
         time: the time of the line, in UTC by ISO 8601.
     """
 
@@ -87,7 +90,7 @@ LINES: Mapping[str, type] = {
     "text": TextRecord,
     "run": RunStatus,
 }
-"""By the ``type`` of a line of ``records.jsonl``, the dataclass that holds it."""
+"""The dataclass of each kind of line of ``records.jsonl``, by the line's ``type``."""
 
 _Line = TypeVar("_Line", LeakageRecord, RunEvent, ImageRecord, TextRecord, RunStatus)
 _Row = Mapping[str, Any]
@@ -98,7 +101,10 @@ class NewerVersionError(ValueError):
 
 
 def _to_2(row: _Row) -> _Row:
-    """Return a line of version 1 as one of version 2, in which a number has all optional fields."""
+    """Return a line of version 1 as a line of version 2.
+
+    In version 2 a number has all optional fields, which version 1 leaves out where they are empty.
+    """
     if row.get("type") != "record":
         return row
     return {"unit": "", "direction": "", "note": "", "error": None, "state": "", **row}
@@ -109,11 +115,11 @@ MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
 
 
 def migrated(row: _Row) -> _Row:
-    """Return a line of any earlier version, as a JSON object, as a line of the present version.
+    """Return a line of any version so far, a JSON object, as one of the present version.
 
     Raises:
-        NewerVersionError: the version is newer than this package's.
-        TypeError: the version is no integer from 1 on.
+        NewerVersionError: the line's version is newer than this package's.
+        TypeError: the line's version is no integer from 1 on.
     """
     version = row.get("version", 1)
     if type(version) is not int or version < 1:
@@ -125,10 +131,10 @@ def migrated(row: _Row) -> _Row:
 
 
 def check_version(version: int) -> None:
-    """Refuse a version of the format that is newer than this package's.
+    """Refuse a version of the format of ``records.jsonl`` that this package cannot read.
 
     Raises:
-        NewerVersionError: the version is newer.
+        NewerVersionError: the version is newer than this package's.
     """
     if version > VERSION:
         raise NewerVersionError(
@@ -138,11 +144,13 @@ def check_version(version: int) -> None:
 
 
 def parsed(kind: type[_Line], row: _Row) -> _Line:
-    """Return a line, a JSON object, as an instance of its dataclass; unknown entries are left out.
+    """Return a line, a JSON object, as an instance of the dataclass ``kind``.
+
+    Entries that are no field of the dataclass are left out.
 
     Raises:
-        KeyError: a field is missing.
-        TypeError: a field is of another type.
+        KeyError: the line lacks a field.
+        TypeError: a field is of another type than its annotation says.
     """
     content: dict[str, Any] = {}
     for name, hint, fits in _CHECKS[kind]:
@@ -161,7 +169,7 @@ _JSON_TYPES = {int: "integer", float: "number", str: "string", Path: "string", N
 
 
 def _node(hint: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type annotation."""
+    """Return the JSON schema of a type annotation of a field, such as ``{"type": "integer"}``."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"enum": list(args)}
@@ -178,11 +186,11 @@ def _node(hint: Any) -> dict[str, Any]:
 _TYPES: Mapping[str, list[type]] = {
     "integer": [int], "number": [float, int], "string": [str], "null": [NoneType],
 }  # fmt: skip
-"""The types of JSON's values by the names that a schema gives them."""
+"""The Python types that a JSON value may have, by the name of its type in a JSON schema."""
 
 
 def _check(node: Mapping[str, Any]) -> Callable[[object], bool]:
-    """Return a function that tells whether a JSON value fits a schema."""
+    """Return a function that takes a JSON value and tells whether it fits the schema of a field."""
     if "enum" in node:
         return lambda value: value in node["enum"]
     if "items" in node:
@@ -208,11 +216,13 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
     kind: tuple((name, hint, _check(_node(hint))) for name, hint in get_type_hints(kind).items())
     for kind in LINES.values()
 }
-"""For each kind of line, its fields with their annotations and checks, made once for all lines."""
+"""For each dataclass of a line, its fields: the name, the annotation, and a function that tells
+whether a JSON value fits it. They are made once, as a run has many lines.
+"""
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the description of each attribute in the docstring of a dataclass, by its name."""
+    """Return the description of each attribute in a dataclass's docstring, by its name."""
     _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", told, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}

@@ -1,4 +1,4 @@
-"""Define the base class of live views: one point for each round, counts of events, images."""
+"""Define the base class of live views, which show medians by round, counts of events and images."""
 
 import importlib
 import math
@@ -16,11 +16,11 @@ from flwr_leakage.tracking.tracker import checked_pixels
 
 
 def imported(module: str, what: str, extra: str) -> Any:
-    """Return a module that a live view needs, by its name.
+    """Import and return a module that a live view needs.
 
     Raises:
-        ImportError: it is not installed. The message says what needs it, ``what``, and names the
-            extra of this package that installs it.
+        ImportError: the module is not installed. The message says ``what`` needs it, and names
+            ``extra``, this package's extra that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -29,9 +29,10 @@ def imported(module: str, what: str, extra: str) -> Any:
 
 
 class LiveTracker(ABC):
-    """A tracker that sends a round's medians, and its number of events, when the next round begins.
+    """A tracker that sends each round's medians and numbers of events when the next round begins.
 
-    A subclass implements how numbers and images are sent, and how the view is closed.
+    A median is over all numbers of the same kind and name. A subclass implements how numbers and
+    images are sent, and how the view is closed.
 
     Args:
         upload_images: whether private images may be sent.
@@ -44,22 +45,24 @@ class LiveTracker(ABC):
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Take a record's number into the median of its round and quantity, which is sent under the
-        name ``kind/name``. A missing, NaN or infinite number is left out.
+        """Keep a record's number for the median of its kind and name in the round, sent as
+        ``KIND/NAME``.
+
+        A missing, NaN or infinite number is left out.
         """
         self._enter(record.server_round)
         if record.value is not None and math.isfinite(record.value):
             self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
 
     def event(self, event: RunEvent) -> None:
-        """Count one event of its round by its level; its text is not sent."""
+        """Count one event by its round and level; the event's text is not sent."""
         self._enter(event.server_round)
         self._levels[f"events/{event.level}"] += 1
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Send one image, (C, H, W) in [0, 1], if images may be sent."""
+        """Send one image, (C, H, W) in [0, 1] with C of 1 or 3, if images may be sent."""
         levels = (checked_pixels(pixels, role) * 255).round().byte().permute(1, 2, 0).numpy()
         if self._upload_images:
             self._send_image(server_round, f"{role}/client_{client_id}/sample_{sample}", levels)
@@ -84,7 +87,7 @@ class LiveTracker(ABC):
 
     @abstractmethod
     def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of a round, by the names of their quantities."""
+        """Send the numbers of one round, which are given by the names of their quantities."""
 
     @abstractmethod
     def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:

@@ -78,7 +78,8 @@ def write_metadata(
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without the tokens by which Flower's processes authenticate.
+    """Return a command's arguments with ``…`` for the tokens by which Flower's processes
+    authenticate.
 
     Example:
         >>> without_secrets(["flwr-serverapp", "--token", "6215d1", "--insecure", "--token=6215d1"])
@@ -106,8 +107,7 @@ def installed_versions() -> dict[str, str]:
 def project_commit() -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that this package runs from, and whether it has changes.
 
-    Both are ``None`` for an installed package, even if its environment lies within a checkout: only
-    a source file that git tracks counts.
+    Both are ``None`` for an installed package, whose source files git does not track.
     """
     source = Path(__file__).resolve()
     try:
@@ -119,7 +119,7 @@ def project_commit() -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    # ``git status`` would else write the index, and leave it locked where the disk is full.
+    # Without this option ``git status`` writes the index, and leaves it locked if the disk is full.
     command = ["git", "--no-optional-locks", *arguments]
     return subprocess.run(
         command, cwd=folder, check=True, capture_output=True, text=True, timeout=10

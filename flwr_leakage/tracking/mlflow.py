@@ -10,7 +10,7 @@ from flwr_leakage.tracking.live import LiveTracker, imported
 
 
 class MlflowTracker(LiveTracker):
-    """A live view in MLflow: the medians of a round are sent when the next round begins.
+    """A live view in MLflow, to which the medians of a round are sent when the next round begins.
 
     Args:
         folder: the run folder, whose name becomes the name of the MLflow run.
@@ -18,7 +18,7 @@ class MlflowTracker(LiveTracker):
             for a database in ``folder``, which never leaves this machine.
         experiment: the name of the experiment, which is made if it does not exist.
         upload_images: whether private images may be sent to the tracking server.
-        client: an ``MlflowClient`` to use in the place of a new one.
+        client: an ``MlflowClient`` to use; ``None`` for a new one.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MlflowTracker(LiveTracker):
         self._client = client
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
-            # Artifacts of a local database would else go to the working folder.
+            # Without a location, MLflow writes a local database's artifacts to the working folder.
             place = None if tracking_uri else (folder / "mlflow").as_uri()
             experiment_id = self._client.create_experiment(experiment, artifact_location=place)
         else:

@@ -1,4 +1,4 @@
-"""Record resumed work without writing twice what a run's records already hold."""
+"""Record the work of a resumed run without writing an entry twice."""
 
 from dataclasses import dataclass, field
 
@@ -14,14 +14,13 @@ from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 class OnceTracker:
     """A tracker that passes on only those entries that the run does not hold yet.
 
-    Entries are compared by round, client, sample, kind and name. If a process was killed while it
-    recorded a round, the same work can be recorded again: missing numbers are added, and none is
-    written twice.
-
-    It can be made before ``tracker`` is opened, as that already writes a line to the run.
+    Entries are compared by round, client, sample, kind and name; events also by their text. If a
+    process is killed while it records a round, the round can be recorded again: missing entries are
+    added, and none is written twice.
 
     Attributes:
-        tracker: the tracker that receives new entries; ``None`` until it is set.
+        tracker: the tracker that receives new entries; ``None`` until it is set. It is set after
+            this object is made, as opening a tracker already writes a line to the run.
         seen: the keys of the entries that the run holds.
     """
 
@@ -30,7 +29,7 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """Return a tracker that will pass on only entries that a run does not hold yet.
+        """Return a tracker that passes on only entries that the given run does not hold yet.
 
         Its attribute ``tracker`` has to be set before the first entry.
         """

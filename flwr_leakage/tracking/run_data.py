@@ -54,7 +54,7 @@ class RunData:
     Attributes:
         folder: the run folder.
         metadata: the content of ``run.json``; empty if there is none.
-        records: all numbers, in the order of writing.
+        records: all records, which hold the numbers, in the order of writing.
         events: all events, in the order of writing.
         images: all images whose file exists; of an image that was written twice, the last one.
         closed: whether the run ended in order. If not, it was killed or still goes on.
@@ -84,12 +84,12 @@ class RunData:
 
 
 def read_run(folder: str | Path) -> RunData:
-    """Return the content of a run folder; a line that cannot be read is left out, with a warning.
+    r"""Return the content of a run folder; a line that cannot be read is left out, with a warning.
 
-    The folder may come from anybody. So the sizes of what is read are limited (``untrusted``), no
-    file outside of the folder is opened, and control characters in texts are spelled out
-    (``plain_text``). Lines of earlier versions are converted to the present one
-    (``tracking.lines``).
+    The folder may come from anybody. So the number and the length of its lines are limited
+    (``untrusted``), no file outside of the folder is opened, and control characters in texts become
+    escapes such as ``\u001b`` (``plain_text``). Lines of earlier versions are converted to the
+    present version (``tracking.lines``).
 
     Raises:
         FileNotFoundError: the folder holds neither ``records.jsonl`` nor ``run.json``.
@@ -169,9 +169,10 @@ def read_run(folder: str | Path) -> RunData:
 
 
 def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of ``records.jsonl`` with their numbers; a line that is too long is cut.
+    """Yield the lines of ``records.jsonl`` with their numbers, from 1.
 
-    A sentence is added to ``problems`` if the file cannot be read to its end.
+    A line that is too long is cut to one byte more than ``MAX_LINE_BYTES``. A sentence is added to
+    ``problems`` if the file cannot be read to its end.
     """
     if not os.path.lexists(folder / RECORDS_FILE):
         return
@@ -202,7 +203,7 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
 
 def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
     image = parsed(ImageRecord, row)
-    # The path is made anew: a path in the file could point anywhere.
+    # The path is made from the checked fields, as the path in the file could point anywhere.
     path = image_path(folder, image.server_round, image.client_id, image.sample, image.role)
     if not inside(folder, f"images/{path.name}").is_file():
         raise ValueError(f"images/{path.name} does not exist")

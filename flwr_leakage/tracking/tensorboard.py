@@ -11,13 +11,13 @@ from flwr_leakage.tracking.live import LiveTracker, imported
 
 
 class TensorBoardTracker(LiveTracker):
-    """A live view in TensorBoard: a round's medians, and every image and event.
+    """A live view in TensorBoard, which shows each round's medians and every image and event.
 
     The medians of a round are written when the next round begins.
 
     Args:
         folder: the folder for the event files.
-        writer: a ``SummaryWriter`` to use in the place of a new one.
+        writer: a ``SummaryWriter`` to use; ``None`` for a new one in ``folder``.
     """
 
     def __init__(self, folder: str | Path, writer: Any | None = None) -> None:

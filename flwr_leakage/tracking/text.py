@@ -1,4 +1,4 @@
-"""Make untrusted text safe to show, as a client's text reaches terminals and pages."""
+"""Make text from clients and run folders safe to show in terminals and pages."""
 
 import io
 import re
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""The largest number of characters that are kept of a message."""
+"""The largest number of characters of a message or note; the rest is cut."""
 
 _ROOM = 50
-"""The number of characters reserved for the words that tell how long a text was."""
+"""The number of characters of a cut text that are left for the words on its original length."""
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\x20-\x7e]*")
@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[\x20-\x7e]*")
 def accept_any_text() -> None:
     """Let standard output and error replace characters that their encoding lacks.
 
-    It is called at the start of commands, in processes of this package alone.
+    Only the package's own commands call it, at their start, as it changes the whole process.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -31,8 +31,8 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
     r"""Return a text that is cut to a length and has no control or invisible characters.
 
     Line breaks and tabs stay. Other control characters (terminal escapes), marks of writing
-    direction, lone surrogates and characters of zero width become ``\u…`` escapes. A text that was
-    already treated stays as it is.
+    direction, lone surrogates and characters of zero width become ``\u…`` escapes. A result of this
+    function is returned unchanged.
 
     Args:
         text: a text of any origin and length.
@@ -54,8 +54,9 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def plain_tree(node: Any, treat: Callable[[str], str] = plain_text) -> Any:
-    """Return JSON content whose texts and keys are treated by a function, by default such that
-    control and invisible characters are spelled out.
+    r"""Return JSON content with each text and key replaced by what a function returns for it.
+
+    By default control and invisible characters become escapes such as ``\u001b``.
     """
     if isinstance(node, str):
         return treat(node)

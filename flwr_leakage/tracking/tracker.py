@@ -12,22 +12,23 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.lines import TextRecord
 
 ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
-"""The roles of images and texts. There is also ``what_if_NAME``: the reconstruction from the same
-update under another defense.
+"""The roles of images and texts. A further one is ``what_if_NAME``: the reconstruction from the
+same update under another defense, NAME.
 
-``named`` are tokens that are known to occur in a batch. ``decoded`` was decoded from the encodings
-of all rounds so far. ``blind_guess`` is the reconstruction made without any attack for all samples
-of a round; its client and sample are −1.
+``named`` are tokens that are known to occur in a batch. ``defended`` is a sample as a defense
+encoded it, and ``decoded`` is one decoded from the encodings of all rounds so far. ``blind_guess``
+is the reconstruction made without any attack for all samples of a round; its client id and sample
+index are −1.
 """
 
 _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
 
 
 def check_role(role: str) -> None:
-    """Refuse an unknown role of an image or text, as the role becomes a part of a file's name.
+    """Refuse an unknown role of an image or text, as the role becomes part of a file's name.
 
     Raises:
-        ValueError: the role is unknown.
+        ValueError: the role is none of ``ROLES`` and not ``what_if_NAME``.
     """
     if role not in ROLES and not _WHAT_IF.fullmatch(role):
         raise ValueError(f"role must be one of {ROLES} or what_if_NAME, got {role!r}.")
@@ -37,7 +38,7 @@ def check_role(role: str) -> None:
 class Tracker(Protocol):
     """The interface of trackers: objects that store or show what a run measures.
 
-    The numbers, events and images of a run are passed to it in the order in which they are made.
+    A tracker is passed the numbers, events and images of a run in the order in which they are made.
     """
 
     def log(self, record: LeakageRecord) -> None:
@@ -56,7 +57,7 @@ class Tracker(Protocol):
         """
 
     def close(self) -> None:
-        """Write everything that is still buffered; the tracker must not be used afterwards."""
+        """Write all entries that are still buffered; the tracker must not be used afterwards."""
 
 
 @runtime_checkable
@@ -69,13 +70,13 @@ class KeepsTexts(Protocol):
 
 @dataclass(frozen=True)
 class CompositeTracker:
-    """A tracker that passes everything on to several trackers.
+    """A tracker that passes every record, event, image and text on to several trackers.
 
     If one of them raises an error, the others still receive the entry; the first error is raised
     afterwards.
 
     Attributes:
-        trackers: the trackers, which receive everything in this order.
+        trackers: the trackers, which receive each entry in this order.
     """
 
     trackers: Sequence[Tracker]
@@ -116,7 +117,8 @@ class CompositeTracker:
 
 
 def checked_pixels(pixels: Tensor, role: str) -> Tensor:
-    """Return pixels (C, H, W) as finite float32 values in [0, 1] on the CPU; NaN becomes 0.
+    """Return pixels (C, H, W) as finite float32 values in [0, 1] on the CPU; they are clamped, and
+    NaN becomes 0.
 
     Raises:
         ValueError: the shape is not (1 or 3, H, W), or the role is unknown.

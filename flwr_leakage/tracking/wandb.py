@@ -1,7 +1,7 @@
 """Show a live view in Weights & Biases: the median of each quantity by round.
 
 Images of a run are private training data, and this tracker sends to another company's server. So
-images are sent only if ``upload_images`` says so.
+images are sent only if ``upload_images`` is true.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ def _import_wandb() -> Any:
 
 
 class WandbTracker(LiveTracker):
-    """A live view in Weights & Biases: a round's medians are sent when the next round begins.
+    """A live view in Weights & Biases, to which a round's medians are sent when the next one
+    begins.
 
     Args:
         folder: the folder for the files of the ``wandb`` library.
@@ -27,7 +28,7 @@ class WandbTracker(LiveTracker):
         name: the name of the run; ``None`` for a random one.
         mode: ``online``, ``offline`` or ``disabled``.
         upload_images: whether private images may leave this machine.
-        run: a ``wandb`` run to use in the place of a new one.
+        run: a ``wandb`` run to use; ``None`` for a new one.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class WandbTracker(LiveTracker):
                 dir=str(folder), project=project, entity=entity, name=name, mode=mode
             )
         self._run = run
-        # Rounds are no wandb steps: an attack may come later than the round that it is about.
+        # Rounds are not wandb's steps, which must not fall: a later attack may be about an earlier
+        # round.
         self._run.define_metric("*", step_metric="server_round")
 
     def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
