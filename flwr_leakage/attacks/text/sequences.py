@@ -282,12 +282,20 @@ class Relaxation:
             start = PRIOR * weights.float().clamp(0, 1)
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)
-        for token, place in _anchors(spans.allowed, weights)[: self.anchors * count]:
-            if budget.is_spent or len(found) == count:
-                return
+        anchors = _anchors(spans.allowed, weights)[: self.anchors * count]
+        while anchors and not budget.is_spent and len(found) < count:
+            # A token that is in no text found so far must be in one of the texts that are left.
+            covered = used.any(1)
+            first = next((n for n, (token, _) in enumerate(anchors) if not covered[token]), 0)
+            token, place = anchors.pop(first)
             if used[token, place]:
                 continue
-            shares = self._shares(spans, parts, start - 2.0 * used.T, token, place)
+            # The texts that are left have at least as many tokens as the span has dimensions beyond
+            # the number of tokens found. If that is as many as fit, none of them is padded.
+            left = len(spans.mixed.basis) - sum(len(text) for text in found)
+            may_end = spans.problem.spec.padding is not None
+            may_end &= left < (count - len(found)) * len(start)
+            shares = self._shares(spans, parts, start - 2.0 * used.T, token, place, may_end)
             text = self._rounded(spans, parts, shares, place)
             if text is None or any(torch.equal(text, other) for other in found):
                 continue
@@ -296,18 +304,24 @@ class Relaxation:
             yield spans.tokens[text]
 
     def _shares(
-        self, spans: Spans, parts: list[Tensor], start: Float[Tensor, "T U"], token: int, place: int
+        self,
+        spans: Spans,
+        parts: list[Tensor],
+        start: Float[Tensor, "T U"],
+        token: int,
+        place: int,
+        may_end: bool,
     ) -> Float[Tensor, "T more"]:
         """Return the shares (T, U + 1) of each token at each position; the last one is padding's.
 
         ``spans`` hold the span of the first attention's outputs, which lie in it for a right text.
         ``parts`` are the attention's queries, keys and values, each (U, T, heads, h). ``start``
         holds the logits of the first shares. The anchor, a token by index, is fixed at the position
-        ``place``.
+        ``place``. If ``may_end`` is False, no position holds padding, unless no token fits it.
         """
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
-        padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
+        padding = torch.full_like(spans.allowed[:1], may_end)
         open_ = torch.cat([spans.allowed, padding]).T
         logits = F.pad(start, (0, 1))
         open_[place] = False
