@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.gradient_map import require_optimizer
 from flwr_leakage.members.algebra import (
+    EXACT_RESIDUAL,
     are_members,
     are_silent,
     rank_by_own_gradient,
@@ -379,7 +380,14 @@ def examine(
             if {"outer_product", "gradient_cosine"} <= set(used):
                 is_composite = is_composite | (is_foreign & ~is_exact)
                 is_silent = are_silent(flat, complete, candidates)
-        if "row_space" not in names:
+        in_space = int((of_null.exp() < EXACT_RESIDUAL).all(1).sum())
+        if in_space:
+            reason += (
+                f"; {in_space} of {len(null)} null records lie in it, too, and hide what tells the "
+                f"samples from others: they are no null records if the client used them or copies "
+                f"of them, or if a model of the next token reads them as the beginning of a sample"
+            )
+        elif "row_space" not in names:
             reason += (
                 f"; no record lies in it, and {names} alone ranks the records, in case that the "
                 f"client changed its records before it used them"

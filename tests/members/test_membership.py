@@ -428,6 +428,18 @@ def test_members_of_a_client_that_overstates_its_samples_are_still_single():
     assert found.is_exact.all() and not found.is_composite.any()
 
 
+def test_null_records_that_the_client_used_are_told():
+    model, members, null = network(), data(0, 6), data(1, 400)
+    change = trained(model, members)
+    found = membership(
+        model, change, members, spec=SPEC, null=joined(null, members[:1]), **one_step(members)
+    )
+    assert not found.is_exact.any() and "1 of 401 null records lie in it, too" in found.reason
+    assert "no record lies in it" not in found.reason
+    found = membership(model, change, members, spec=SPEC, null=null, **one_step(members))
+    assert found.is_exact.all() and "null records lie" not in found.reason
+
+
 def test_a_rehearsal_that_hardly_tells_takes_more_members():
     model, members, null = network(), data(0, 8), data(1, 600)
     weak, strong = (
