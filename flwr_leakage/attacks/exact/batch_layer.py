@@ -34,10 +34,11 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
 EXACT_MULTIPLE = 5.0
-"""Let z be a layer's outputs. A sample's misfit is the part of its ∂L/∂z outside the span of the
-columns of ∂L/∂W. The sample counts as exact if its misfit is at most this multiple of the misfit
-that the gradient's noise causes, plus float32's rounding. Under noise alone, a root mean square
-over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once in 1e90 times."""
+"""Let z be a layer's outputs. A candidate sample's misfit is the relative part of its ∂L/∂z outside
+the span of the columns of ∂L/∂W. The candidate counts as exact if its misfit is at most this
+multiple of the misfit that the gradient's noise causes, plus float32's rounding. Under noise alone,
+a root mean square over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once
+in 1e90 times."""
 
 NEARBY = 24
 """Number of random points near a sample's estimated input at which the sample's ∂L/∂z, by the
@@ -51,7 +52,8 @@ largest entry, times the condition number of the gradient's factors. So this con
 up to 1e6."""
 
 NUM_PROBES = 4
-"""Number of random images whose passes show how the layers of the network are connected."""
+"""Number of random images whose passes show how the layers of the network are connected. At least
+three are needed: a pass of two of them shows whether the network mixes samples."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,7 @@ class BatchLayer:
 
         ``inputs`` (M, n) are the samples' inputs of this layer, and the pass starts from its
         outputs. ``labels`` (M,) holds their classes. The loss is the mean over a batch of the
-        problem's size, so the gradient is the sum over M samples over that size.
+        problem's size, so the gradient is the sum over the M samples, divided by that size.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -283,7 +285,8 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        # The loss does not depend on the layer's own parameters, as its outputs are given.
+        # The pass starts from the layer's given outputs, so that the loss does not depend on the
+        # layer's own parameters. Their gradients are zero here, and are left out.
         own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 
@@ -346,8 +349,9 @@ class BatchLayer:
         """Return a candidate sample, with the ∂L/∂z of a nearby input if that fits better.
 
         An input that is known to a few digits does not tell whether units near zero are on. Nearby
-        inputs have either state of these units, and the gradient shows which state is right. Only
-        the candidate's ∂L/∂z and the measures of its fit are replaced; its input stays.
+        inputs have either state of these units, and the gradient shows which state is right.
+        ``generator`` draws the nearby inputs. Only the candidate's ∂L/∂z and the measures of its
+        fit are replaced; its input stays.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -378,9 +382,9 @@ class BatchLayer:
         """Return a sample's input h (n,), or a nearby one whose ∂L/∂z fits the gradient better.
 
         The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit, the
-        part of ∂L/∂z outside the gradient's span. Otherwise random points near h are tried, and the
-        one with the least misfit is returned. ``label`` is the sample's class, and ``spread`` the
-        standard deviation of the error of each entry of h.
+        part of ∂L/∂z outside the gradient's span. Otherwise random points near h, which
+        ``generator`` draws, are tried, and the one with the least misfit is returned. ``label`` is
+        the sample's class, and ``spread`` the standard deviation of the error of each entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and random points at one and three standard deviations
@@ -418,8 +422,9 @@ class BatchLayer:
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
-        # In an update that the client scaled, no error has the right size, but the true error has
-        # the right direction.
+        # If the client scaled its update, no error has the right size, but the true error has the
+        # right direction. So the error of least misfit is taken, whatever its size is, if its
+        # misfit is less than a tenth of the best error's.
         is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
         return aligned if is_scaled else best, columns, misfits
 
@@ -480,8 +485,9 @@ def _posed(
     """Return a linear layer with the factors of its gradient.
 
     ``use`` is the call of the layer. ``order`` is the order in which the layer takes the pixels,
-    ``None`` if it takes features. ``rectified`` tells whether a ReLU follows the layer, ``alone``
-    whether the layer is on all paths of the network.
+    ``None`` if it takes features. ``generator`` draws the sketch of the gradient. ``rectified``
+    tells whether a ReLU follows the layer, ``alone`` whether the layer is on all paths of the
+    network.
 
     Raises:
         ValueError: the layer's gradient does not show the number of samples.
@@ -503,7 +509,7 @@ def layer_behind(
     The result is None if there is no such layer or its gradient cannot be factored. It is an object
     of ``layers``, which are factored already, if the layer is among them. Other paths of the
     network may lead around the layer, as in a residual block: its weight gradient still spans its
-    inputs.
+    inputs. ``generator`` draws images whose pass shows which layer takes the ReLU.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)

@@ -45,8 +45,8 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     """
     vector = start / start.norm()
     values = basis @ vector
-    # A small first width keeps the vector near its start. It and its decay were chosen on
-    # development draws; no results are kept.
+    # A small first width keeps the vector near its start. The first width and its decay were chosen
+    # on development draws; no results are kept.
     width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(60):
@@ -91,7 +91,7 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     high = squares.flip(0).cumsum(0).flip(0)[1:] / above
     cost = (below * low.log() + above * high.log())[at_least - 1 :]
     count = at_least + int(cost.argmin())
-    # The entries in both parts must differ in size by a factor of ten.
+    # Unless the root mean squares of the two parts differ by a factor of ten, no zeros stand out.
     if float(high[count - 1]) < 10.0**2 * float(low[count - 1]):
         return None
     zeros = torch.zeros_like(values, dtype=torch.bool)
@@ -269,7 +269,7 @@ class MaskColumns:
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
         # A candidate whose dual holds only small shares of other samples has a scale error below
-        # 0.3.
+        # 0.3, so that these errors are its own.
         if scale_error <= 0.3:
             errors, column = scale * errors, scale * column
         else:
