@@ -133,8 +133,9 @@ def solve_features(
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * CONTRADICTION
         # If there are hardly more equations than unknowns, the solution meets a wrong channel's
-        # equations, and right channels seem to contradict it. Even then ‖r‖² falls most when the
-        # wrong channel's equations are left out.
+        # equations, and right channels seem to contradict it. Even then the squared residual ‖r‖²
+        # falls most when the wrong channel's equations are left out. So one channel at a time is
+        # left out by this fall.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
@@ -150,7 +151,7 @@ def solve_features(
     left_out = (~kept).nonzero()[:, 0].tolist()
     values = (equations.rows.T @ equations.values).T.reshape(1, channels, height, width)
     return Solved(
-        # torch 2.13 returns wrong derivatives of BatchNorm for tensors with other strides.
+        # torch 2.13 returns wrong derivatives of BatchNorm for tensors that are not contiguous.
         values.contiguous(),
         (sigma * spread).reshape(1, 1, height, width),
         equations,
@@ -188,15 +189,16 @@ def _check(
 
     Returns:
         For each output channel (O,) the number of its equations that other channels check, and by
-        how much the sum of squared residuals falls without the channel.
+        how much the sum of squared residuals falls without the channel, or would rise with a
+        channel that is not kept.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    # An eigenvalue of 1 − H_oo is 0 if no other channel checks an equation; rounding leaves at most
-    # 1e-6.
+    # An eigenvalue of 1 − H_oo (see the top of this module) is 0 if no other channel checks an
+    # equation. Rounding leaves at most 1e-6, which is far below ``least``.
     least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)

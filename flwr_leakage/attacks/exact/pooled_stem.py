@@ -63,12 +63,14 @@ equation."""
 BELIEF, BELIEF_FALL = 0.033, 0.8
 """Standard deviation of the error of the values before pooling, by which candidate places of the
 maxima are weighed in the first step that corrects them by the gradient. It is in units of the
-standard deviation of the windows' values. The second number is its ratio from step to step."""
+standard deviation of the windows' values. The second number is its ratio from step to step.
+:data:`WIDTH` says how both were chosen."""
 
 TRUST, TRUST_FALL, FINE = 0.025, 0.7, 26
 """Standard deviation that the least-squares fit of the image assumes for the errors of its
 equations in the first step that corrects the maxima's places, in units of the standard deviation of
-the windows' values; its ratio from step to step; and the largest number of these steps."""
+the windows' values; its ratio from step to step; and the largest number of these steps.
+:data:`WIDTH` says how they were chosen."""
 
 SETTLED, BALANCE, LEAST = 14, 5.0, 4e-6
 """Number of steps with corrected places of maxima after which the assumed standard deviation of the
@@ -81,11 +83,11 @@ KEPT, DOUBT = 0.1, 0.03
 """Least noise of a channel's gradient, as a share of the mean squared residual that this gradient
 has before a step corrects the places of the channel's maxima. The second number is the factor d by
 which an equation with misfit m, in units of its assumed error, loses weight: its weight is divided
-by 1 + d m²."""
+by 1 + d m². :data:`WIDTH` says how both were chosen."""
 
 TURNS, GAIN = 40, 0.5
 """Largest number of changes of maxima's places in a channel in one step of the search, and the gain
-in log-likelihood that each change must exceed."""
+in log-likelihood that each change must exceed. :data:`WIDTH` says how both were chosen."""
 
 EQUAL = 50
 """Difference, in units of their noise, up to which the values of two pooling windows count as
@@ -94,7 +96,7 @@ one image were torn apart, and the image was found with 51 dB in place of more t
 
 ITERATIONS, TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and the relative residual at which
-they end."""
+they end. :data:`WIDTH` says how both were chosen."""
 
 
 @dataclass(frozen=True)
