@@ -137,9 +137,9 @@ def _split(
     that exceed a threshold, ``above`` times the largest singular value that this noise is expected
     to have. In float32 gradients, larger entries have larger noise. So singular values up to 30
     times the threshold may still be noise (chosen on development draws; no results are kept), and
-    the widest gap among them decides. A layer of few rows has few singular values beyond the rank,
-    and the smallest of them are far below the largest. So the noise of a float32 gradient is at
-    least its rounding.
+    the largest ratio of two neighbours among them decides. A layer of few rows has few singular
+    values beyond the rank, and the smallest of them are far below the largest. So the noise of a
+    float32 gradient is at least its rounding.
 
     ``part`` holds the nonzero rows of the gradient, of which ``columns`` columns are not zero.
     ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``
@@ -329,8 +329,9 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Log-probabilities of the logits z + s ∘ b, with a bias b, have the derivative (I − 1 pᵀ)
-        # diag(s) by b, where p is their softmax.
+        # If the bias b enters the logits as z + s ∘ b, the log-probabilities have the derivative (I
+        # − 1 pᵀ) diag(s) by b, where p is the softmax. The diagonal gives the shares s, and the
+        # other entries check them.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
         follows = float((slopes - expected).abs().max()) <= 1e-4

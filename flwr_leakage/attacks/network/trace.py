@@ -374,8 +374,8 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        # Frames of type checks lie between caller and callee. Some are compiled at run time, in
-        # files <…>.
+        # Frames of type checks lie between caller and callee, and are passed over. Some are
+        # compiled at run time, in files named <…>.
         if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):
