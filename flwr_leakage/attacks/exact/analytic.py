@@ -108,8 +108,8 @@ class Analytic(ExactAttack):
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # the largest magnitude that an unseen pixel may have
-        # Without pruning, an entry of ∂L/∂W is zero only if its pixel or its unit's error ∂L/∂z is
-        # zero. So any other zero, or a nonzero entry of a unit without an error, shows that the
+        # Without pruning, an entry of ∂L/∂W is zero only if its pixel or its unit's entry of ∂L/∂b
+        # is zero. So any other zero, or a nonzero entry beside a zero of ∂L/∂b, shows that the
         # gradient was pruned.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None

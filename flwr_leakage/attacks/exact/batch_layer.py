@@ -60,9 +60,9 @@ three are needed: a pass of two of them shows whether the network mixes samples.
 class BatchSample:
     """A candidate for one sample's input of a linear layer, with the evidence for it.
 
-    The gradient ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a layer with m units and n inputs has rank b. The
-    errors of the b samples are U Q, and their inputs are T R with T = Q⁻¹ (see
-    :class:`LayerFactor`).
+    The gradient ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a layer with m units and n inputs has rank b, and
+    U (m, b) has orthonormal columns. The errors of the b samples are U Q with an unknown square
+    matrix Q, and their inputs are T R with T = Q⁻¹ (see :class:`LayerFactor`).
 
     Attributes:
         dual: t (b,), the sample's row of T, scaled such that t·β = 1.
@@ -327,10 +327,11 @@ class BatchLayer:
     def misfits(self, duals: Tensor) -> Tensor:
         """Return the misfit (M,) of each dual's candidate sample, for the label that fits best.
 
-        A dual is a vector t (b,) of any length. The candidate's input is t R with the right factor
-        R of the gradient, and with t scaled to t·β = 1 by the bias's factor β. The misfit is the
-        part of its predicted error s = ∂L/∂z outside the gradient's span, relative to ‖s‖. It is
-        computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out as zero.
+        Each row of ``duals`` (M, b) is a dual t of any length. The candidate's input is t R with
+        the right factor R of the gradient, and with t scaled to t·β = 1 by the bias's factor β. The
+        misfit is the part of its predicted error s = ∂L/∂z outside the gradient's span, relative to
+        ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come
+        out as zero.
         """
         factor, sizes = self.factor, []
         for part in duals.split(128):

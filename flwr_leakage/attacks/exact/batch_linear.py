@@ -118,8 +118,8 @@ def recover_batch(
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
     if search.scale is not None:
-        # Wrong candidates may agree on a wrong scale by chance, so that the update is tried with
-        # and without this scale.
+        # Wrong candidates may agree by chance on a wrong factor by which the client scaled its
+        # update. So the update is tried with this factor divided out, and as it is.
         results = []
         for trial in (problem.divided(search.scale), problem):
             try:

@@ -60,7 +60,7 @@ class SearchSettings:
     """Limits of the search for the samples behind a layer's gradient.
 
     Attributes:
-        starts: the largest number of random starts.
+        starts: the largest number of random starts of the search for a sparse vector or for masks.
         max_seconds: CPU seconds after which no further start is made.
     """
 

@@ -197,8 +197,9 @@ def _check(
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    # An eigenvalue of 1 − H_oo (see the top of this module) is 0 if no other channel checks an
-    # equation. Rounding leaves at most 1e-6, which is far below ``least``.
+    # For a kept channel, an eigenvalue is one minus the leverage of a combination of the channel's
+    # equations. It is 0 if no other channel checks the combination. Rounding leaves at most 1e-6,
+    # which is far below ``least``.
     least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
@@ -206,11 +207,12 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
-    """Return equations ``M a = T`` as ``V a = S⁻¹ Uᵀ T``, with M (n, P) and T (n, C).
+    """Return equations ``M a = T`` about an unknown a (P, C) as ``V a = S⁻¹ Uᵀ T``.
 
-    M = U S V is the singular value decomposition, computed by the eigenvectors V of MᵀM. MᵀM has
-    the squares of S as eigenvalues. So singular values of 1e-5 of the largest have six exact digits
-    in float64, and one step of iterative refinement restores the solution's further digits.
+    ``matrix`` is M (n, P), and ``target`` is T (n, C). M = U S V is the singular value
+    decomposition, computed by the eigenvectors V of MᵀM. MᵀM has the squares of S as eigenvalues.
+    So singular values of 1e-5 of the largest have six exact digits in float64, and one step of
+    iterative refinement restores the solution's further digits.
 
     Raises:
         ValueError: M is zero.

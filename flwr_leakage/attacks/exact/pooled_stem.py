@@ -80,10 +80,10 @@ gradients did not reach the directions that only the gradient determines, and an
 dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""Least noise of a channel's gradient, as a share of the mean squared residual that this gradient
-has before a step corrects the places of the channel's maxima. The second number is the factor d by
-which an equation with misfit m, in units of its assumed error, loses weight: its weight is divided
-by 1 + d m². :data:`WIDTH` says how both were chosen."""
+"""Least variance of the noise of a channel's gradient, as a share of the mean squared residual that
+this gradient has before a step corrects the places of the channel's maxima. The second number is
+the factor d by which an equation with misfit m, in units of its assumed error, loses weight: its
+weight is divided by 1 + d m². :data:`WIDTH` says how both were chosen."""
 
 TURNS, GAIN = 40, 0.5
 """Largest number of changes of maxima's places in a channel in one step of the search, and the gain

@@ -74,7 +74,8 @@ class Fading:
         """Return the standard deviation of the noise over which ReLUs are averaged.
 
         The noise is added to the input of the ReLU's layer. ``weight`` is the weight α of the prior
-        in the step.
+        in the step. The result is ``blur`` · (α / 100)^¼, or 0 in the last steps of a series that
+        sharpens.
         """
         if self.sharpens and weight <= 10 * self.last:
             return 0.0

@@ -602,7 +602,7 @@ def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> El
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
-    """Return whether combining inputs with another argument keeps the inputs' shape and dtype."""
+    """Return whether a sum of inputs and another number or tensor has their shape and dtype."""
     if not isinstance(other, Tensor):
         return isinstance(inputs, Tensor)
     if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:
@@ -640,7 +640,8 @@ def _first(values: Tensor) -> float:
 def _numbers(values: Tensor) -> Tensor:
     """Return the plain tensor inside the wrappers of ``torch.func``'s transforms.
 
-    Inside ``vmap``, a tensor has no single truth value. The unwrapped tensor holds all samples.
+    Inside ``vmap``, a tensor has no single truth value, but the plain tensor, which holds all
+    samples, has one.
     """
     while _functorch.is_functorch_wrapped_tensor(values):
         values = _functorch.get_unwrapped(values)

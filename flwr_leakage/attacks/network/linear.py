@@ -50,9 +50,10 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f,
-        b) holds the samples' duals, one in each row, and Q (b, f) their columns. A sample's input
-        is its dual times R, and its ∂L/∂Z is U times its column.
+        Let the gradient be U [R, β] as in :class:`LayerFactor`. Without these samples it is ``U (I
+        − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f, b) holds the samples' duals, one in each row,
+        and Q (b, f) their columns. A sample's input is its dual times R, and its ∂L/∂Z is U times
+        its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these

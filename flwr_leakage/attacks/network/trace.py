@@ -235,7 +235,10 @@ class Trace(FunctionMode):
         self._kept.append(outputs)
 
     def _other(self, run: Run) -> Any:
-        """Return the result of an unrecognised call, and record it if ``notes_all`` was set."""
+        """Return the result of an unrecognised call, and record it if ``notes_all`` was set.
+
+        ``run`` makes the call. A call whose outputs equal its first input is not recorded.
+        """
         inputs: Any = run.args[0] if run.args else run.keywords.get("input")
         is_noted = self._notes_all and isinstance(inputs, Tensor) and id(inputs) not in self.names
         known = inputs.clone() if is_noted else None
