@@ -50,8 +50,8 @@ def choose_layer(
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
     """Return the linear layer through which an attack inverts a batch, and all layers it could use.
 
-    Layers that take the network's input come first. Among several, the one whose gradient shows the
-    most samples is chosen. With ``images_only`` no layer of features is taken.
+    A layer that takes the network's input is preferred. Among several layers, the one whose
+    gradient shows the most samples is chosen. With ``images_only`` no layer of features is taken.
 
     Returns:
         All layers whose gradients can be factored; the chosen layer; and for each linear layer that

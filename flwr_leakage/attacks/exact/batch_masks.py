@@ -15,11 +15,11 @@ of one sample (:func:`settle_masks`). Its error is exact before its input is: a 
 small error changes the input that is read from a unit's gradient, but not the mask. The errors of
 all samples together determine all inputs.
 
-Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
-the rows of H have zeros if they come from a ReLU, or where an image is black. The gradient gives
-the span of the columns of S and that of the rows of H. A sample's own vector in such a span has
-more zeros than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++
-2025). :func:`sparsest` finds such vectors.
+Zeros of S and H show masks, too. A column of S is zero for every unit that its sample leaves
+inactive, and the rows of H have zeros if they come from a ReLU, or where an image is black. The
+gradient gives the span of the columns of S and that of the rows of H. A sample's own vector in such
+a span has more zeros than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning:
+SPEAR++ 2025). :func:`sparsest` finds such vectors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -74,8 +74,8 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
     them best. Let the k smallest of the m entries have the root mean square σ₀ and the others σ₁.
     Then the k that minimises ``k log σ₀ + (m − k) log σ₁`` is taken (minimum error thresholding,
-    Kittler and Illingworth 1986). This needs no gap between the parts: some nonzero entries are
-    always as small as the noise.
+    Kittler and Illingworth 1986). The split needs no gap between the parts: some nonzero entries
+    are always as small as the noise.
 
     Returns:
         Booleans (m,), true for at least ``at_least`` zeros; ``None`` if σ₁ < 10 σ₀ at the best

@@ -375,8 +375,8 @@ class BatchSearch:
     def _last_by_zeros(self) -> Tensor | None:
         """Return the dual t (b,) of the last missing sample, or None without enough zeros.
 
-        Its input is t R, where R is the right factor of the layer's gradient; its zeros determine
-        t.
+        The sample's input is t R, where R is the right factor of the layer's gradient. The zeros of
+        the input determine t.
         """
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):

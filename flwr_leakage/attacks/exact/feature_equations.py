@@ -95,8 +95,8 @@ def solve_features(
     The test compares a number s_o of each channel o: s_o² is the fall of the sum of squared
     residuals without the channel, per equation that other channels check. The channel contradicts
     the solution if s_o exceeds ``CONTRADICTION`` times the median of s_o over the channels, and s_o
-    / ‖gradient of o‖ exceeds ``CONTRADICTION`` times its own median. (Rounding grows with the
-    gradient, but less: large gradients have large residuals, and small gradients have large
+    / ‖gradient of o‖ exceeds ``CONTRADICTION`` times the median of this ratio. (Rounding grows with
+    the gradient, but less: large gradients have large residuals, and small gradients have large
     relative residuals.) The channel also contradicts the solution if s_o exceeds ``CONTRADICTION``
     times σ, the root mean square residual that remains without the channel. With less than twice as
     many equations as unknowns only this second rule counts, for one channel at a time.

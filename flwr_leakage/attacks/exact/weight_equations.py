@@ -129,13 +129,15 @@ class Whitened:
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:
-        """Return the left sides ``V a`` (B, C, r) of the r equations for inputs a (B, *shape)."""
+        """Return the left sides ``V a`` (B, C, r) of r equations with the rows V, for inputs a (B,
+        *shape)."""
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
         """Return the r equations' residuals ``V a − values`` (B, C, r) for inputs a (B, *shape).
 
-        The inputs of each of B samples have C channels of P positions.
+        V (r, P) holds the equations' rows, and ``values`` (r, C) their right-hand sides. The inputs
+        of each of B samples have C channels of P positions.
         """
         return self.products(inputs) - self.values.T
 

@@ -207,7 +207,7 @@ class Pool:
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """Return one map (B, C, h, w) for each position in a window, in the order of its rows.
+        """Return one map (B, C, h, w) for each position in a window, row by row.
 
         Entry (i, j) of a map is the value at its position in window (i, j), of h × w windows.
         ``values`` (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs
