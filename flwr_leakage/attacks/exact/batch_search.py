@@ -298,7 +298,7 @@ class BatchSearch:
         mixture, _ = null_vector(self._features[~mask])
         outputs = self._features @ mixture
         # The equations W h + c = λ a on the mask are solved for the dual of h and for λ. ``share``
-        # makes the columns of both equally long.
+        # brings the column of λ to the size of those of the dual.
         share = projected.norm() / outputs.norm()
         equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
         offset = -self.layer.offset[mask, None]

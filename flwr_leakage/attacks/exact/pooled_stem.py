@@ -119,12 +119,13 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the stem before a ReLU, whose ``number`` counts from 0 in the order of calls.
+        """Return the convolution before a ReLU, whose ``number`` counts from 0 in the order of
+        calls.
 
         Returns:
-            The stem; the factors (C,) of its weight over the model's parameter, which stem from
-            BatchNorm; and the parameter's name. The result is ``None`` if the inputs of the ReLU
-            are not one convolution of the network's input, scaled and shifted channel by channel.
+            The stem; the factors (C,) by which BatchNorm scales the model's weight in it; and the
+            name of this weight. The result is ``None`` if the inputs of the ReLU are not one
+            convolution of the network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])

@@ -129,8 +129,10 @@ class Whitened:
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:
-        """Return the left sides ``V a`` (B, C, r) of r equations with the rows V, for inputs a (B,
-        *shape)."""
+        """Return the left sides ``V a`` (B, C, r) of the r equations for inputs a (B, *shape).
+
+        V (r, P) holds the equations' rows, for the P positions of each of C channels.
+        """
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
