@@ -445,6 +445,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
 
     Returns:
         The layers; and for each other linear layer a sentence that says why it cannot be used.
+        ``generator`` draws images for the passes that show this, and sketches of the gradients.
 
     Raises:
         ValueError: the network has no linear layer.

@@ -322,7 +322,7 @@ class BatchSearch:
             # moved, and its misfit is not computed anew.
             moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
-            # A unit must be active under the input that its own dual gives.
+            # A unit that is not active under the input that its own dual gives is not tried.
             outputs = (self.layer.projected * duals).sum(1) / (duals @ self.layer.factor.bias)
             is_active = outputs + self.layer.offset > 0
             tried = (moved & rest.live & is_active).nonzero()[:, 0]
@@ -424,7 +424,8 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        # If no mask confirms a candidate, it must meet the tighter limit for masks.
+        # If masks are used and none confirms the candidate, its misfit must be within the limit for
+        # masks, too, which allows less rounding than ``is_exact``.
         if self._masks is not None:
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None

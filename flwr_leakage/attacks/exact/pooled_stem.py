@@ -119,8 +119,9 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the convolution before a ReLU, whose ``number`` counts from 0 in the order of
-        calls.
+        """Return the stem before a ReLU: the network's first convolution, with its shift.
+
+        ``number`` is the place of the ReLU in the order of calls, from 0.
 
         Returns:
             The stem; the factors (C,) by which BatchNorm scales the model's weight in it; and the

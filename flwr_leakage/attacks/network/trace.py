@@ -201,7 +201,7 @@ class Trace(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function, after recording the call."""
+        """Return the result of a torch function's call, and record the call if it is recognised."""
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
