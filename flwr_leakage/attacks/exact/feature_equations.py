@@ -41,8 +41,8 @@ CONTRADICTION = 5.0
 """An output channel contradicts all others if the root mean square s_o of its equations' residuals
 exceeds this multiple of the median of s_o over the channels.
 :mod:`flwr_leakage.attacks.exact.feature_equations` defines s_o, which allows for the channel's own
-pull on the solution. Under noise alone, a root mean square of nine residuals or more exceeds this
-once in 1e39 times."""
+influence on the solution. Under noise alone, a root mean square of nine residuals or more exceeds
+this once in 1e39 times."""
 
 TRIMS = 5
 """Largest number of times that the equations about one layer's features are solved. After each time

@@ -153,7 +153,7 @@ class FeatureRecursion(ExactAttack):
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)
         # An input fitted to features has 20 to 30 times their relative error. So 10 and 100 times
-        # this error are tried.
+        # the features' error are tried.
         errors = [10 * known.least_noise, 100 * known.least_noise]
         draws = SIGN_DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(

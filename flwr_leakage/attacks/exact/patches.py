@@ -247,7 +247,8 @@ def _folded(
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image (1, C, H, W) of a convolution's patches, with their mean where they overlap.
 
-    ``settings`` holds kernel size, dilation, padding and stride of the convolution, for ``F.fold``.
+    ``shape`` is the image's. ``settings`` holds kernel size, dilation, padding and stride of the
+    convolution, for ``F.fold``.
     """
     columns = patches.T[None]
     covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
@@ -259,6 +260,7 @@ def _picked(
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image (1, C, H, W) of a linear layer's patches, one in each row.
 
-    For each pixel of the flattened image, ``places`` tells its index in the flattened patches.
+    ``shape`` is the image's. For each pixel of the flattened image, ``places`` tells its index in
+    the flattened patches.
     """
     return patches.flatten()[places].reshape(shape)

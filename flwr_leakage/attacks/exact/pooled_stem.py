@@ -457,8 +457,8 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
         odds, left = search.turned(inputs, groups.log_odds(search.entries(inputs), belief))
         width = TRUST * TRUST_FALL**step
         if step >= SETTLED:
-            # Without the upper limit of TRUST / 5, an image with many wrong places of maxima fell
-            # from 43 to 23 dB.
+            # The residual of an image with many wrong places of maxima is large. Without the upper
+            # limit of TRUST / 5, such an image fell from 43 to 23 dB.
             width = min(max(BALANCE * float(left.median().sqrt()), LEAST), TRUST / 5)
         point = search.solve(point, odds, width * deviation, DOUBT, left)
         steps += 1

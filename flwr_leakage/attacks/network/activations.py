@@ -13,8 +13,8 @@ gradient would be lost with the call. The values of a call identify other ways: 
 and ``fmax`` with a tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not
 positive, and ``z * mask`` with the mask ``1[z > 0]``. A mask may equal ``1[z > 0]`` by chance: if
 all of z is positive, a boolean mask that keeps all counts as this mask, while a mask of numbers
-must hold a zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised, as no single
-call is one.
+must hold a zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised here, as no
+single call is one.
 """
 
 import math

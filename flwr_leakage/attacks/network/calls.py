@@ -209,7 +209,7 @@ class Pool:
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
         """Return one map (B, C, h, w) for each position in a window, row by row.
 
-        Entry (i, j) of a map is the value at its position in window (i, j), of h × w windows.
+        Entry (i, j) of a map is the value at the map's position in window (i, j), of h × w windows.
         ``values`` (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs
         get the value ``outside``.
         """

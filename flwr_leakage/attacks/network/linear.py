@@ -63,7 +63,7 @@ class LayerFactor:
             duals @ columns, duals
         )
         kept = self.rank - len(duals)
-        # U has orthonormal columns, so that the singular vectors of this small matrix give
+        # U has orthonormal columns, so that the left singular vectors of ``projection`` give
         # orthonormal columns for the remaining gradient.
         inner, singular, outer = torch.linalg.svd(projection)
         lift = singular[:kept, None] * outer[:kept]
