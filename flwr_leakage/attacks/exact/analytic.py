@@ -116,8 +116,8 @@ class Analytic(ExactAttack):
         more: dict[str, Any] = {}
         if is_pruned and problem.schedule.num_steps > 1:
             # Over several steps, later layers' inputs change, so that their gradients determine no
-            # pixel. Each pixel is then a least-squares solution over the nonzero entries of its
-            # column of ∂L/∂W alone, and ``sizes`` are the denominators. Rounding may make an entry
+            # pixel. Each pixel is then solved by least squares over the nonzero entries of its
+            # column of ∂L/∂W alone, with the denominators ``sizes``. Rounding may make an entry
             # zero, too.
             sizes = (kept.T @ errors.square()).clamp_min(torch.finfo(weight.dtype).tiny)
             taken, stage = weight.T @ errors / sizes, f"{int(seen.sum())} of {len(seen)} pixels"

@@ -424,8 +424,8 @@ class BatchLayer:
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
         # If the client scaled its update, no error has the right size, but the true error has the
-        # right direction. So the error of least misfit is taken, whatever its size is, if its
-        # misfit is less than a tenth of the best error's.
+        # right direction. So the error of least misfit is taken, whatever its size is, if it has
+        # less than a tenth of the best error's misfit.
         is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
         return aligned if is_scaled else best, columns, misfits
 

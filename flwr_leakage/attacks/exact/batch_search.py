@@ -289,10 +289,10 @@ class BatchSearch:
         """Return a sample's dual t (r,), solved on the mask of the units that the sample activates.
 
         Let h = t R be the layer's input, where R is the right factor of the gradient of samples not
-        found yet, and let a (m,) be the ReLU of its outputs, which the next layer takes. The next
-        layer's gradient shows a span in which a lies. As a is zero outside of the mask (m,), the
-        units that the sample activates, it is determined up to a factor λ. The equations ``W h + c
-        = λ a`` on the mask give t and λ. ``projected`` is W Rᵀ (m, r).
+        found yet, and let a (m,) be the ReLU of its outputs, which the next layer takes. Here a
+        lies in a span that the next layer's gradient shows, and is zero outside of the mask (m,),
+        the units that the sample activates. So a is known up to a factor λ. The equations
+        ``W h + c = λ a`` on the mask give t and λ. ``projected`` is W Rᵀ (m, r).
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])

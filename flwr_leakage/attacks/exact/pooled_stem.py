@@ -124,9 +124,9 @@ class Stem:
         ``number`` is the place of the ReLU in the order of calls, from 0.
 
         Returns:
-            The stem; the factors (C,) by which BatchNorm scales the model's weight in it; and the
-            name of this weight. The result is ``None`` if the inputs of the ReLU are not one
-            convolution of the network's input, scaled and shifted channel by channel.
+            The stem; the factors (C,) by which BatchNorm scales the model's weight; and this
+            weight's name. The result is ``None`` if the inputs of the ReLU are not one convolution
+            of the network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])

@@ -282,7 +282,7 @@ MET_EQUATIONS = 1e-3
 """Value of ‖r‖² up to which a candidate for the input meets the equations with residuals r. Each
 set of equations is in units of the root mean square of its right-hand side. The fadings
 :attr:`Stage.DEEP` and :attr:`Stage.DEEP_FROM_GREY` end once ‖r‖² is that small. A larger value ends
-a fit farther from the solution; a smaller one may never be met."""
+a fit farther from the solution."""
 
 
 def fading_of(stage: Stage) -> Fading:

@@ -602,7 +602,7 @@ def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> El
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
-    """Return whether a sum of inputs and another number or tensor has their shape and dtype."""
+    """Return whether inputs plus a number or tensor keep the inputs' shape and dtype."""
     if not isinstance(other, Tensor):
         return isinstance(inputs, Tensor)
     if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:

@@ -50,10 +50,10 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        Let the gradient be U [R, β] as in :class:`LayerFactor`. Without these samples it is ``U (I
-        − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f, b) holds the samples' duals, one in each row,
-        and Q (b, f) their columns. A sample's input is its dual times R, and its ∂L/∂Z is U times
-        its column.
+        The gradient is U [R, β] as in :class:`LayerFactor`. Without the f samples it is
+        ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f, b) holds the samples' duals, one in
+        each row, and Q (b, f) their columns. A sample's input is its dual times R, and its ∂L/∂Z is
+        U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -330,8 +330,8 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # If the bias b enters the logits as z + s ∘ b, the log-probabilities have the derivative (I
-        # − 1 pᵀ) diag(s) by b, where p is the softmax. The diagonal gives the shares s, and the
+        # If the bias b enters the logits as z + s ∘ b, the log-probabilities have the derivative
+        # (I − 1 pᵀ) diag(s) by b, where p is the softmax. The diagonal gives the shares s, and the
         # other entries check them.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
