@@ -108,14 +108,17 @@ class Analytic(ExactAttack):
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # the largest magnitude that an unseen pixel may have
-        # Without pruning, an entry of ∂L/∂W is zero only if its pixel or the error of its unit is
-        # zero.
+        # Without pruning, an entry of ∂L/∂W is zero only if its pixel or its unit's entry of ∂L/∂b
+        # is zero. So any other zero, or a nonzero entry beside a zero of ∂L/∂b, shows that the
+        # gradient was pruned.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
         if is_pruned and problem.schedule.num_steps > 1:
-            # Over several steps, later layers' inputs change, so that their gradients tell no pixel
-            # here. Entries of ∂L/∂W may be zero by rounding alone.
+            # Over several steps, later layers' inputs change, so that their gradients determine no
+            # pixel. Each pixel is then solved by least squares over the nonzero entries of its
+            # column of ∂L/∂W alone, with the denominators ``sizes``. Rounding may make an entry
+            # zero, too.
             sizes = (kept.T @ errors.square()).clamp_min(torch.finfo(weight.dtype).tiny)
             taken, stage = weight.T @ errors / sizes, f"{int(seen.sum())} of {len(seen)} pixels"
         elif is_pruned:
@@ -133,7 +136,8 @@ class Analytic(ExactAttack):
         images = inputs.reshape(1, *problem.spec.shape)
         stats: dict[str, Any] = {"stage": stage, **more}
         # A zero column of ∂L/∂W belongs to a pixel that is zero, or so small that its entries were
-        # pruned. A proof allows a pruned pixel an error of 1e-3 of the pixels' range.
+        # pruned. ``off`` bounds the error of such a pixel, and a proof allows 1e-3 of the pixels'
+        # range.
         off = 0.0 if bool(seen.all()) else bound * max(problem.spec.std)
         is_proof = not is_pruned and int((errors != 0).sum()) > 1 and off <= 1e-3
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
@@ -171,7 +175,8 @@ def _filled(
     """Return the image with estimates of the pixels that pruning hides.
 
     ``order`` is the order in which the first linear layer takes the pixels. ``found`` holds the
-    linear layers of the pruned gradient, the first one first.
+    linear layers of the pruned gradient, the first one first. The estimate ends early once the
+    ``budget`` is spent.
 
     Returns:
         The flattened image (n,); the method of the estimate in words; and further entries for the

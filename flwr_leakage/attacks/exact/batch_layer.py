@@ -34,10 +34,11 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
 EXACT_MULTIPLE = 5.0
-"""Let z be a layer's outputs. A sample's misfit is the part of its ∂L/∂z outside the span of the
-columns of ∂L/∂W. The sample counts as exact if its misfit is at most this multiple of the misfit
-that the gradient's noise causes, plus float32's rounding. Under noise alone, a root mean square
-over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once in 1e90 times."""
+"""Let z be a layer's outputs. A candidate sample's misfit is the relative part of its ∂L/∂z outside
+the span of the columns of ∂L/∂W. The candidate counts as exact if its misfit is at most this
+multiple of the misfit that the gradient's noise causes, plus float32's rounding. Under noise alone,
+a root mean square over ``SPARE_EQUATIONS`` entries or more exceeds five times its expectation once
+in 1e90 times."""
 
 NEARBY = 24
 """Number of random points near a sample's estimated input at which the sample's ∂L/∂z, by the
@@ -51,16 +52,17 @@ largest entry, times the condition number of the gradient's factors. So this con
 up to 1e6."""
 
 NUM_PROBES = 4
-"""Number of random images whose passes show how the layers of the network are connected."""
+"""Number of random images whose passes show how the layers of the network are connected. At least
+three are needed: a pass of two of them shows whether the network mixes samples."""
 
 
 @dataclass(frozen=True)
 class BatchSample:
     """A candidate for one sample's input of a linear layer, with the evidence for it.
 
-    The gradient ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a layer with m units and n inputs has rank b. The
-    errors of the b samples are U Q, and their inputs are T R with T = Q⁻¹ (see
-    :class:`LayerFactor`).
+    The gradient ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a layer with m units and n inputs has rank b, and
+    U (m, b) has orthonormal columns. The errors of the b samples are U Q with an unknown square
+    matrix Q, and their inputs are T R with T = Q⁻¹ (see :class:`LayerFactor`).
 
     Attributes:
         dual: t (b,), the sample's row of T, scaled such that t·β = 1.
@@ -270,7 +272,7 @@ class BatchLayer:
 
         ``inputs`` (M, n) are the samples' inputs of this layer, and the pass starts from its
         outputs. ``labels`` (M,) holds their classes. The loss is the mean over a batch of the
-        problem's size, so the gradient is the sum over M samples over that size.
+        problem's size, so the gradient is the sum over the M samples, divided by that size.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -283,7 +285,8 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        # The loss does not depend on the layer's own parameters, as its outputs are given.
+        # The pass starts from the layer's given outputs, so that the loss does not depend on the
+        # layer's own parameters. Their gradients are zero here, and are left out.
         own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 
@@ -324,10 +327,11 @@ class BatchLayer:
     def misfits(self, duals: Tensor) -> Tensor:
         """Return the misfit (M,) of each dual's candidate sample, for the label that fits best.
 
-        A dual is a vector t (b,) of any length. The candidate's input is t R with the right factor
-        R of the gradient, and with t scaled to t·β = 1 by the bias's factor β. The misfit is the
-        part of its predicted error s = ∂L/∂z outside the gradient's span, relative to ‖s‖. It is
-        computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out as zero.
+        Each row of ``duals`` (M, b) is a dual t of any length. The candidate's input is t R with
+        the right factor R of the gradient, and with t scaled to t·β = 1 by the bias's factor β. The
+        misfit is the part of its predicted error s = ∂L/∂z outside the gradient's span, relative to
+        ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come
+        out as zero.
         """
         factor, sizes = self.factor, []
         for part in duals.split(128):
@@ -346,8 +350,9 @@ class BatchLayer:
         """Return a candidate sample, with the ∂L/∂z of a nearby input if that fits better.
 
         An input that is known to a few digits does not tell whether units near zero are on. Nearby
-        inputs have either state of these units, and the gradient shows which state is right. Only
-        the candidate's ∂L/∂z and the measures of its fit are replaced; its input stays.
+        inputs have either state of these units, and the gradient shows which state is right.
+        ``generator`` draws the nearby inputs. Only the candidate's ∂L/∂z and the measures of its
+        fit are replaced; its input stays.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -378,9 +383,9 @@ class BatchLayer:
         """Return a sample's input h (n,), or a nearby one whose ∂L/∂z fits the gradient better.
 
         The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit, the
-        part of ∂L/∂z outside the gradient's span. Otherwise random points near h are tried, and the
-        one with the least misfit is returned. ``label`` is the sample's class, and ``spread`` the
-        standard deviation of the error of each entry of h.
+        part of ∂L/∂z outside the gradient's span. Otherwise random points near h, which
+        ``generator`` draws, are tried, and the one with the least misfit is returned. ``label`` is
+        the sample's class, and ``spread`` the standard deviation of the error of each entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and random points at one and three standard deviations
@@ -418,8 +423,9 @@ class BatchLayer:
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
-        # In an update that the client scaled, no error has the right size, but the true error has
-        # the right direction.
+        # If the client scaled its update, no error has the right size, but the true error has the
+        # right direction. So the error of least misfit is taken, whatever its size is, if it has
+        # less than a tenth of the best error's misfit.
         is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
         return aligned if is_scaled else best, columns, misfits
 
@@ -439,6 +445,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
 
     Returns:
         The layers; and for each other linear layer a sentence that says why it cannot be used.
+        ``generator`` draws images for the passes that show this, and sketches of the gradients.
 
     Raises:
         ValueError: the network has no linear layer.
@@ -480,8 +487,9 @@ def _posed(
     """Return a linear layer with the factors of its gradient.
 
     ``use`` is the call of the layer. ``order`` is the order in which the layer takes the pixels,
-    ``None`` if it takes features. ``rectified`` tells whether a ReLU follows the layer, ``alone``
-    whether the layer is on all paths of the network.
+    ``None`` if it takes features. ``generator`` draws the sketch of the gradient. ``rectified``
+    tells whether a ReLU follows the layer, ``alone`` whether the layer is on all paths of the
+    network.
 
     Raises:
         ValueError: the layer's gradient does not show the number of samples.
@@ -503,7 +511,7 @@ def layer_behind(
     The result is None if there is no such layer or its gradient cannot be factored. It is an object
     of ``layers``, which are factored already, if the layer is among them. Other paths of the
     network may lead around the layer, as in a residual block: its weight gradient still spans its
-    inputs.
+    inputs. ``generator`` draws images whose pass shows which layer takes the ReLU.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)

@@ -39,9 +39,10 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 ENLARGED = 1.001
-"""An update that is larger than one step makes it by more than this factor comes from more steps
-than the client reports, or from another rate; clipping only makes updates smaller. Candidates must
-agree on the factor to a thousandth, so that a smaller excess may be an error of the estimate."""
+"""Largest ratio of an observed update to that of one step at which features may be proven. A larger
+update comes from more steps than the client reports, or from another learning rate; clipping only
+makes updates smaller. Samples need to agree on the ratio to a thousandth only, so that a smaller
+excess may be an error of its estimate."""
 
 
 def choose_layer(
@@ -49,8 +50,8 @@ def choose_layer(
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
     """Return the linear layer through which an attack inverts a batch, and all layers it could use.
 
-    Layers that take the network's input come first. Among several, the one whose gradient shows the
-    most samples is chosen. With ``images_only`` no layer of features is taken.
+    A layer that takes the network's input is preferred. Among several layers, the one whose
+    gradient shows the most samples is chosen. With ``images_only`` no layer of features is taken.
 
     Returns:
         All layers whose gradients can be factored; the chosen layer; and for each linear layer that
@@ -65,7 +66,7 @@ def choose_layer(
     if not layers:
         raise ValueError("; ".join(refusals))
     # Rounding raises the apparent rank of a layer with few rows. In one step, a rank above the
-    # number of samples is due to noise.
+    # number of samples is due to noise, so that other layers are preferred.
     layer = min(
         layers,
         key=lambda layer: (
@@ -117,8 +118,8 @@ def recover_batch(
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
     if search.scale is not None:
-        # Wrong candidates may agree on a wrong scale by chance, so that the update is tried with
-        # and without this scale.
+        # Wrong candidates may agree by chance on a wrong factor by which the client scaled its
+        # update. So the update is tried with this factor divided out, and as it is.
         results = []
         for trial in (problem.divided(search.scale), problem):
             try:
@@ -126,8 +127,8 @@ def recover_batch(
             except ValueError:
                 continue
             if trial is not problem and search.scale > ENLARGED and result.order is None:
-                # More steps than the client reports enlarge an update, and the features found are
-                # then means over steps.
+                # More steps than the client reports enlarge an update. The features found are then
+                # means over steps, so that none counts as proven.
                 kept = tuple("plausible" if v == "proven" else v for v in result.verdicts)
                 result = replace(result, verdicts=kept)
             if "proven" in result.verdicts:
@@ -454,7 +455,8 @@ def _collect(
         noise = torch.randn(rank, generator=generator, dtype=torch.float64).to(left)
         from_row = float(torch.rand((), generator=generator)) < ROW_START_SHARE
         column = _column(left, row if from_row else noise)
-        # Two columns with a cosine above 0.95 belong to the same sample.
+        # Two columns with a cosine above 0.95 belong to the same sample, so that the new one is
+        # left out.
         if column is None or any(abs(float(column @ other)) > 0.95 for other in columns):
             continue
         columns.append(column)
@@ -469,8 +471,8 @@ def _collect(
         agreement = (active == (outputs > 0)).double().mean(1)
         if float(agreement.min()) > LEAST_AGREEMENT:
             return found, duals
-        # A column that belongs to no sample makes other images wrong, too. So the doubtful column
-        # with the fewest zeros is dropped.
+        # A column that belongs to no sample makes other images wrong, too. So of the columns that
+        # disagree with the units their images activate, the one with the fewest zeros is dropped.
         doubtful = torch.where(agreement > LEAST_AGREEMENT, -1, active.sum(1))
         columns.pop(int(doubtful.argmax()))
     raise ValueError(

@@ -15,11 +15,11 @@ of one sample (:func:`settle_masks`). Its error is exact before its input is: a 
 small error changes the input that is read from a unit's gradient, but not the mask. The errors of
 all samples together determine all inputs.
 
-Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
-the rows of H have zeros if they come from a ReLU, or where an image is black. The gradient gives
-the span of the columns of S and that of the rows of H. A sample's own vector in such a span has
-more zeros than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++
-2025). :func:`sparsest` finds such vectors.
+Zeros of S and H show masks, too. A column of S is zero for every unit that its sample leaves
+inactive, and the rows of H have zeros if they come from a ReLU, or where an image is black. The
+gradient gives the span of the columns of S and that of the rows of H. A sample's own vector in such
+a span has more zeros than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning:
+SPEAR++ 2025). :func:`sparsest` finds such vectors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,8 +45,8 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     """
     vector = start / start.norm()
     values = basis @ vector
-    # A small first width keeps the vector near its start. It and its decay were chosen on
-    # development draws; no results are kept.
+    # A small first width keeps the vector near its start. The first width and its decay were chosen
+    # on development draws; no results are kept.
     width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(60):
@@ -74,8 +74,8 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
     them best. Let the k smallest of the m entries have the root mean square σ₀ and the others σ₁.
     Then the k that minimises ``k log σ₀ + (m − k) log σ₁`` is taken (minimum error thresholding,
-    Kittler and Illingworth 1986). This needs no gap between the parts: some nonzero entries are
-    always as small as the noise.
+    Kittler and Illingworth 1986). The split needs no gap between the parts: some nonzero entries
+    are always as small as the noise.
 
     Returns:
         Booleans (m,), true for at least ``at_least`` zeros; ``None`` if σ₁ < 10 σ₀ at the best
@@ -91,7 +91,7 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     high = squares.flip(0).cumsum(0).flip(0)[1:] / above
     cost = (below * low.log() + above * high.log())[at_least - 1 :]
     count = at_least + int(cost.argmin())
-    # The entries in both parts must differ in size by a factor of ten.
+    # Unless the root mean squares of the two parts differ by a factor of ten, no zeros stand out.
     if float(high[count - 1]) < 10.0**2 * float(low[count - 1]):
         return None
     zeros = torch.zeros_like(values, dtype=torch.bool)
@@ -269,7 +269,7 @@ class MaskColumns:
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
         # A candidate whose dual holds only small shares of other samples has a scale error below
-        # 0.3.
+        # 0.3, so that these errors are its own.
         if scale_error <= 0.3:
             errors, column = scale * errors, scale * column
         else:

@@ -86,7 +86,7 @@ def conclude(
 
     A verdict is ``proven``, ``plausible`` or ``not`` (neither). ``found`` are the samples that a
     search has found. ``following`` is the layer that takes the ReLU of the layer's outputs, or
-    ``None``.
+    ``None``. ``generator`` draws inputs near those of the samples.
     """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
@@ -214,7 +214,8 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
                 continue
             if not other.is_exact:
                 other = layer.repaired(other, generator)
-            # If the previous errors and their column q fit the gradient better, they are kept.
+            # If the previous errors fit the gradient better than the new ones, they are kept, with
+            # their coordinates in the gradient's span.
             if not (other.is_exact or other.misfit < sample.misfit):
                 other = replace(
                     other, column=sample.column, errors=sample.errors, misfit=sample.misfit
@@ -239,8 +240,9 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
     size = float(observed.norm())
     residual = float((observed - errors.T @ solved).norm()) / size
     noise = factor.noise * observed.numel() ** 0.5 / size
-    # The covariance of least squares is (SᵀS)⁻¹ σ² for each column of the gradient. Wrong errors
-    # enlarge the residual, but only in the units beyond the rank.
+    # For each column of the gradient, the least-squares inputs have the covariance (SᵀS)⁻¹ σ² with
+    # the errors S. Wrong errors enlarge the residual, from which σ is estimated, too. The residual
+    # has one degree of freedom for each active unit beyond the rank.
     rest = residual * size / (max(layer.surplus, 1) * observed.shape[1]) ** 0.5
     deviations = max(factor.noise, rest) * (
         torch.linalg.inv(errors @ errors.T).diagonal().abs().sqrt()
@@ -296,8 +298,9 @@ def replays(
     compared. The gradients may differ by noise, whose size the gradient of ``layer`` shows, and by
     a multiple of the change that a small move of the inputs causes, as a few units near zero then
     change between on and off. ``relative`` (B,) holds the standard deviations of the inputs'
-    errors, relative to the inputs' size. The size of the move, the multiple and the largest share
-    of a gradient that it may reach were chosen on development draws; no results are kept.
+    errors, relative to the inputs' size. ``generator`` draws the move. The size of the move, the
+    multiple and the largest share of a gradient that it may reach were chosen on development draws;
+    no results are kept.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
@@ -308,7 +311,8 @@ def replays(
     for name, value in replayed.items():
         if not bool(value.any()):
             continue
-        # If the client rounds parameters before sending, noise grows with a parameter's size.
+        # If the client rounds parameters before sending, the noise, and so the allowed difference,
+        # grows with a parameter's size.
         share = max(float(problem.params[name].square().mean().sqrt() / own), 1.0)
         observed = problem.gradient[name]
         size = float(observed.norm())

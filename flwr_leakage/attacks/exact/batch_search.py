@@ -60,7 +60,7 @@ class SearchSettings:
     """Limits of the search for the samples behind a layer's gradient.
 
     Attributes:
-        starts: the largest number of random starts.
+        starts: the largest number of random starts of the search for a sparse vector or for masks.
         max_seconds: CPU seconds after which no further start is made.
     """
 
@@ -161,11 +161,11 @@ class BatchSearch:
         self.scale: float | None = None
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
-        # Samples that are true except for the size of their errors. The size shows the client's
-        # scale.
+        # These samples are true except for the size of their predicted errors ∂L/∂z. The size shows
+        # by which factor the client scaled its update.
         self._scaled: list[BatchSample] = []
         # The next layer's gradient spans that layer's inputs only if the samples' errors there have
-        # full rank.
+        # full rank, as equal ranks of both gradients show.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
@@ -254,7 +254,8 @@ class BatchSearch:
                 live, values = rest.live, active @ sparsest(active, start)
             else:
                 assert rest.features is not None
-                # At least one of the remaining samples activates these units.
+                # ``live`` marks the units that at least one remaining sample activates. Zeros of
+                # other units say nothing about a mask.
                 live = rest.features.abs().amax(1) > ZERO_SHARE
                 values = (rest.features @ sparsest(rest.features, noise, nonnegative=True))[live]
             zeros = zero_entries(values, rank)
@@ -288,14 +289,16 @@ class BatchSearch:
         """Return a sample's dual t (r,), solved on the mask of the units that the sample activates.
 
         Let h = t R be the layer's input, where R is the right factor of the gradient of samples not
-        found yet, and let a be the next layer's inputs. These are zero outside of the mask (m,),
-        the units that the sample activates, which determines a up to a factor λ. The equations
+        found yet, and let a (m,) be the ReLU of its outputs, which the next layer takes. Here a
+        lies in a span that the next layer's gradient shows, and is zero outside of the mask (m,),
+        the units that the sample activates. So a is known up to a factor λ. The equations
         ``W h + c = λ a`` on the mask give t and λ. ``projected`` is W Rᵀ (m, r).
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])
         outputs = self._features @ mixture
-        # The equations W h + c = λ a on the mask are solved for the dual of h and for λ.
+        # The equations W h + c = λ a on the mask are solved for the dual of h and for λ. ``share``
+        # brings the column of λ to the size of those of the dual.
         share = projected.norm() / outputs.norm()
         equations = torch.cat([projected[mask], -share * outputs[mask, None]], dim=1)
         offset = -self.layer.offset[mask, None]
@@ -315,11 +318,11 @@ class BatchSearch:
             rest = self._rest
             duals = rest.factor.left @ rest.lift
             duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            # A unit's dual stays as at the last peeling if no sample found since then activates the
-            # unit.
+            # If no sample found since the last peeling activates a unit, the unit's dual has not
+            # moved, and its misfit is not computed anew.
             moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
-            # A unit must be active under the input that its own dual gives.
+            # A unit that is not active under the input that its own dual gives is not tried.
             outputs = (self.layer.projected * duals).sum(1) / (duals @ self.layer.factor.bias)
             is_active = outputs + self.layer.offset > 0
             tried = (moved & rest.live & is_active).nonzero()[:, 0]
@@ -372,8 +375,8 @@ class BatchSearch:
     def _last_by_zeros(self) -> Tensor | None:
         """Return the dual t (b,) of the last missing sample, or None without enough zeros.
 
-        Its input is t R, where R is the right factor of the layer's gradient; its zeros determine
-        t.
+        The sample's input is t R, where R is the right factor of the layer's gradient. The zeros of
+        the input determine t.
         """
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
@@ -413,7 +416,7 @@ class BatchSearch:
         if self._is_scaled(candidate) and not self._is_known(candidate.dual, self._scaled):
             self._scaled.append(candidate)
         # A true sample with one unit in the wrong state has a misfit of at most 0.6. Most wrong
-        # candidates have more.
+        # candidates have more, and are dropped before a repair, which takes passes.
         if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
         if self._is_known(candidate.dual, self.found):
@@ -421,7 +424,8 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        # If no mask confirms a candidate, it must meet the tighter limit for masks.
+        # If masks are used and none confirms the candidate, its misfit must be within the limit for
+        # masks, too, which allows less rounding than ``is_exact``.
         if self._masks is not None:
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None

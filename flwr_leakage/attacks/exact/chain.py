@@ -28,9 +28,9 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
 LEAST_SINGULAR = 1e-4
-"""Share of the largest singular value of a layer's equations below which an equation is left
-out. At this share, noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is 1 % of the equation's
-value."""
+"""Share of the largest singular value of a layer's equations below which an equation is left out.
+At this share, noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is 1 % of the equation's value. A
+smaller share lets noisier equations in, and a larger one leaves more of the input unknown."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,8 @@ def trace_chain(problem: Problem) -> list[Link]:
         used.add(name)
         previous = step.outputs
         _extend(links, step, what, problem)
-    # Cross-entropy has the same gradient for log-probabilities as for logits.
+    # Cross-entropy has the same gradient for log-probabilities as for logits, so that a chain may
+    # end in either.
     ends = same_values(logits, previous) or same_values(logits, previous.log_softmax(-1))
     if not links or not ends or links[-1].activation is not IDENTITY:
         called = ", ".join(dict.fromkeys(unlinked[-1]))

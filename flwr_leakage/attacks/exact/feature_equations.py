@@ -41,8 +41,8 @@ CONTRADICTION = 5.0
 """An output channel contradicts all others if the root mean square s_o of its equations' residuals
 exceeds this multiple of the median of s_o over the channels.
 :mod:`flwr_leakage.attacks.exact.feature_equations` defines s_o, which allows for the channel's own
-pull on the solution. Under noise alone, a root mean square of nine residuals or more exceeds this
-once in 1e39 times."""
+influence on the solution. Under noise alone, a root mean square of nine residuals or more exceeds
+this once in 1e39 times."""
 
 TRIMS = 5
 """Largest number of times that the equations about one layer's features are solved. After each time
@@ -95,8 +95,8 @@ def solve_features(
     The test compares a number s_o of each channel o: s_o² is the fall of the sum of squared
     residuals without the channel, per equation that other channels check. The channel contradicts
     the solution if s_o exceeds ``CONTRADICTION`` times the median of s_o over the channels, and s_o
-    / ‖gradient of o‖ exceeds ``CONTRADICTION`` times its own median. (Rounding grows with the
-    gradient, but less: large gradients have large residuals, and small gradients have large
+    / ‖gradient of o‖ exceeds ``CONTRADICTION`` times the median of this ratio. (Rounding grows with
+    the gradient, but less: large gradients have large residuals, and small gradients have large
     relative residuals.) The channel also contradicts the solution if s_o exceeds ``CONTRADICTION``
     times σ, the root mean square residual that remains without the channel. With less than twice as
     many equations as unknowns only this second rule counts, for one channel at a time.
@@ -133,8 +133,9 @@ def solve_features(
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * CONTRADICTION
         # If there are hardly more equations than unknowns, the solution meets a wrong channel's
-        # equations, and right channels seem to contradict it. Even then ‖r‖² falls most when the
-        # wrong channel's equations are left out.
+        # equations, and right channels seem to contradict it. Even then the squared residual ‖r‖²
+        # falls most when the wrong channel's equations are left out. So one channel at a time is
+        # left out by this fall.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
@@ -150,7 +151,7 @@ def solve_features(
     left_out = (~kept).nonzero()[:, 0].tolist()
     values = (equations.rows.T @ equations.values).T.reshape(1, channels, height, width)
     return Solved(
-        # torch 2.13 returns wrong derivatives of BatchNorm for tensors with other strides.
+        # torch 2.13 returns wrong derivatives of BatchNorm for tensors that are not contiguous.
         values.contiguous(),
         (sigma * spread).reshape(1, 1, height, width),
         equations,
@@ -188,15 +189,17 @@ def _check(
 
     Returns:
         For each output channel (O,) the number of its equations that other channels check, and by
-        how much the sum of squared residuals falls without the channel.
+        how much the sum of squared residuals falls without the channel, or would rise with a
+        channel that is not kept.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    # An eigenvalue of 1 − H_oo is 0 if no other channel checks an equation; rounding leaves at most
-    # 1e-6.
+    # For a kept channel, an eigenvalue is one minus the leverage of a combination of the channel's
+    # equations. It is 0 if no other channel checks the combination. Rounding leaves at most 1e-6,
+    # which is far below ``least``.
     least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
@@ -204,11 +207,12 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
-    """Return equations ``M a = T`` as ``V a = S⁻¹ Uᵀ T``, with M (n, P) and T (n, C).
+    """Return equations ``M a = T`` about an unknown a (P, C) as ``V a = S⁻¹ Uᵀ T``.
 
-    M = U S V is the singular value decomposition, computed by the eigenvectors V of MᵀM. MᵀM has
-    the squares of S as eigenvalues. So singular values of 1e-5 of the largest have six exact digits
-    in float64, and one step of iterative refinement restores the solution's further digits.
+    ``matrix`` is M (n, P), and ``target`` is T (n, C). M = U S V is the singular value
+    decomposition, computed by the eigenvectors V of MᵀM. MᵀM has the squares of S as eigenvalues.
+    So singular values of 1e-5 of the largest have six exact digits in float64, and one step of
+    iterative refinement restores the solution's further digits.
 
     Raises:
         ValueError: M is zero.

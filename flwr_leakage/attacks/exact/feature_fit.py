@@ -219,8 +219,8 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    # The blocks may leave pixels at the border uncovered. So a patch extends beyond its block on
-    # all sides.
+    # The blocks of pixels under the features may leave pixels at the border uncovered. So the patch
+    # that is predicted extends beyond its block on all sides.
     margin = (block[0] - 1, block[1] - 1)
     patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
     canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])

@@ -266,7 +266,7 @@ def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Wal
             break
         before, link = chain[: position - 1], chain[position - 1]
         # A layer whose gradient determines less than half of its input would cost much to solve,
-        # and its equations would rarely have a single solution.
+        # and its equations would rarely have a single solution. So no layer before it is read.
         if level.equations.num_equations < 0.5 * level.equations.num_positions:
             if hidden is None and link.activation.is_relu:
                 hidden = Hidden.begin(before, link, level, is_sought=False)

@@ -59,7 +59,7 @@ larger distance of features is accepted, too, if their noise explains it."""
 
 FITTED = 3
 """Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
-input is fitted."""
+input is fitted. More of them make each step of a fit slower. No comparison of numbers is kept."""
 
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 """Weights of the total variation in successive fits of a round to pooled features; and the
@@ -68,7 +68,8 @@ network's normalised input. They were chosen on training images of CIFAR-10; no 
 
 SIGN_DRAWS = 24
 """Largest number of inputs that are drawn near the found input if its features meet the known ones,
-but its gradient does not meet the observed gradient. Each draw costs one gradient."""
+but its gradient does not meet the observed gradient. Each draw costs one gradient. More draws find
+right signs more often; no comparison of numbers is kept."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class FeatureRecursion(ExactAttack):
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)
-        # An input fitted to features has 20 to 30 times their relative error. Errors below and
-        # above this are tried.
+        # An input fitted to features has 20 to 30 times their relative error. So 10 and 100 times
+        # the features' error are tried.
         errors = [10 * known.least_noise, 100 * known.least_noise]
         draws = SIGN_DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(

@@ -196,7 +196,7 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
             chosen = _sparsest(rows, size, used, remaining, int(row))
             column = rows @ (inverse @ (chosen * size)[used])
             # The linear program allows differences of up to ``SLACK``, so that its rounded solution
-            # may lie outside the subspace.
+            # may lie outside the subspace. Such a solution is not taken.
             if chosen.any() and (column - chosen * size)[used].abs().max() <= SLACK:
                 break
         else:

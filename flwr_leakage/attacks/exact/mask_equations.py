@@ -262,7 +262,8 @@ class Hidden:
         own = None
         if self.evidence is not None and self.num_proven:
             # The weight gradient gives equations only for channels with proven masks. They are
-            # mostly fewer than the unknown entries of the layer's input.
+            # mostly fewer than the unknown entries of the layer's input, so that only some
+            # directions of the input are determined.
             errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
             matrix, right = self.link.equations(
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)

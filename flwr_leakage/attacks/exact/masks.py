@@ -62,8 +62,8 @@ the distance to about a half of that of the candidate's mask. A wrong mask, whic
 entries or more, lowers it to 0.8 at best, while 0.9³ = 0.73 is asked of it."""
 
 NOISE = 2e-7
-"""Assumed relative error of float32 gradients. In the equations for a channel's values, singular
-values below this share of the largest are left out."""
+"""Assumed relative error of float32 gradients. In the equations for the ReLU outputs of one
+channel, singular values below this share of the largest are left out."""
 
 PROOF = 5e-8
 """A mask is proven if the sum of the loss's derivatives e_op at its active positions p differs from

@@ -106,7 +106,7 @@ class _Layout:
     Attributes:
         layer: the name of the weight of the layer that embeds the patches.
         table: the name of the table of positions.
-        offset: the row of the table that is added to the first patch.
+        offset: the index of the table's row that is added to the first patch.
         count: the number T of patches.
         size: the number n of values in a patch.
         image: map from patches (T, n) to the image (1, C, H, W).
@@ -234,7 +234,8 @@ def _patches(
         taken, places = patches.flatten().sort()
         if not torch.equal(given, taken):
             break
-        # Entry order[i] of the image is entry places[i] of the patches.
+        # Entry order[i] of the image is entry places[i] of the patches, so that ``back`` holds for
+        # each pixel its index in the patches.
         back = torch.empty_like(order)
         back[order] = places
         return op.name, patches, partial(_picked, tuple(dummy.shape), back)
@@ -246,7 +247,8 @@ def _folded(
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image (1, C, H, W) of a convolution's patches, with their mean where they overlap.
 
-    ``settings`` holds kernel size, dilation, padding and stride of the convolution, for ``F.fold``.
+    ``shape`` is the image's. ``settings`` holds kernel size, dilation, padding and stride of the
+    convolution, for ``F.fold``.
     """
     columns = patches.T[None]
     covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
@@ -258,6 +260,7 @@ def _picked(
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image (1, C, H, W) of a linear layer's patches, one in each row.
 
-    For each pixel of the flattened image, ``places`` tells its index in the flattened patches.
+    ``shape`` is the image's. For each pixel of the flattened image, ``places`` tells its index in
+    the flattened patches.
     """
     return patches.flatten()[places].reshape(shape)

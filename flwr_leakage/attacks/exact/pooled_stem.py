@@ -63,12 +63,14 @@ equation."""
 BELIEF, BELIEF_FALL = 0.033, 0.8
 """Standard deviation of the error of the values before pooling, by which candidate places of the
 maxima are weighed in the first step that corrects them by the gradient. It is in units of the
-standard deviation of the windows' values. The second number is its ratio from step to step."""
+standard deviation of the windows' values. The second number is its ratio from step to step.
+:data:`WIDTH` says how both were chosen."""
 
 TRUST, TRUST_FALL, FINE = 0.025, 0.7, 26
 """Standard deviation that the least-squares fit of the image assumes for the errors of its
 equations in the first step that corrects the maxima's places, in units of the standard deviation of
-the windows' values; its ratio from step to step; and the largest number of these steps."""
+the windows' values; its ratio from step to step; and the largest number of these steps.
+:data:`WIDTH` says how they were chosen."""
 
 SETTLED, BALANCE, LEAST = 14, 5.0, 4e-6
 """Number of steps with corrected places of maxima after which the assumed standard deviation of the
@@ -78,14 +80,14 @@ gradients did not reach the directions that only the gradient determines, and an
 dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""Least noise of a channel's gradient, as a share of the mean squared residual that this gradient
-has before a step corrects the places of the channel's maxima. The second number is the factor d by
-which an equation with misfit m, in units of its assumed error, loses weight: its weight is divided
-by 1 + d m²."""
+"""Least variance of the noise of a channel's gradient, as a share of the mean squared residual that
+this gradient has before a step corrects the places of the channel's maxima. The second number is
+the factor d by which an equation with misfit m, in units of its assumed error, loses weight: its
+weight is divided by 1 + d m². :data:`WIDTH` says how both were chosen."""
 
 TURNS, GAIN = 40, 0.5
 """Largest number of changes of maxima's places in a channel in one step of the search, and the gain
-in log-likelihood that each change must exceed."""
+in log-likelihood that each change must exceed. :data:`WIDTH` says how both were chosen."""
 
 EQUAL = 50
 """Difference, in units of their noise, up to which the values of two pooling windows count as
@@ -94,7 +96,7 @@ one image were torn apart, and the image was found with 51 dB in place of more t
 
 ITERATIONS, TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and the relative residual at which
-they end."""
+they end. :data:`WIDTH` says how both were chosen."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,14 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the stem before a ReLU, whose ``number`` counts from 0 in the order of calls.
+        """Return the stem before a ReLU: the network's first convolution, with its shift.
+
+        ``number`` is the place of the ReLU in the order of calls, from 0.
 
         Returns:
-            The stem; the factors (C,) of its weight over the model's parameter, which stem from
-            BatchNorm; and the parameter's name. The result is ``None`` if the inputs of the ReLU
-            are not one convolution of the network's input, scaled and shifted channel by channel.
+            The stem; the factors (C,) by which BatchNorm scales the model's weight; and this
+            weight's name. The result is ``None`` if the inputs of the ReLU are not one convolution
+            of the network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])
@@ -453,8 +457,8 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
         odds, left = search.turned(inputs, groups.log_odds(search.entries(inputs), belief))
         width = TRUST * TRUST_FALL**step
         if step >= SETTLED:
-            # Without the upper limit of TRUST / 5, an image with many wrong places of maxima fell
-            # from 43 to 23 dB.
+            # The residual of an image with many wrong places of maxima is large. Without the upper
+            # limit of TRUST / 5, such an image fell from 43 to 23 dB.
             width = min(max(BALANCE * float(left.median().sqrt()), LEAST), TRUST / 5)
         point = search.solve(point, odds, width * deviation, DOUBT, left)
         steps += 1

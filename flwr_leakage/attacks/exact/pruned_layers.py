@@ -122,7 +122,8 @@ class PrunedLayer:
     def bound(self) -> float:
         """The largest magnitude that an unknown input of the layer may have.
 
-        From a larger input, pruning would have kept an entry of the gradient, which shows it.
+        A larger input would have an entry of the gradient that pruning keeps, and so would be
+        known.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
@@ -130,7 +131,8 @@ class PrunedLayer:
     def error_bound(self) -> float:
         """The largest magnitude that an unknown error ∂L/∂u of an output u of the layer may have.
 
-        From a larger error, pruning would have kept an entry of the gradient, which shows it.
+        A larger error would have an entry of the gradient that pruning keeps, and so would be
+        known.
         """
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
@@ -291,8 +293,8 @@ class Bounds:
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
-        # If one density determines its combination almost alone, the law without this density is
-        # lost in rounding.
+        # If one density determines its combination of pixels almost alone, the pixels' law without
+        # this density is lost in rounding. So this density stays as it is.
         is_told = (variances > LEAST_SPREAD**2) & (rest * variances > 1e-3)
         rest = rest.where(is_told, torch.ones_like(rest))
         centre = (means / variances.clamp_min(LEAST_SPREAD**2) - self.shift) / rest
@@ -493,7 +495,7 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each ReLU the line that fits it best under a normal law of its input.
+    """Return for each ReLU the line of least mean squared error under a normal law of its input.
 
     Each ReLU has a law of its own, with its ``mean`` and standard ``deviation`` > 0. The three
     tensors are the slopes, the lines' values at the means, and the variances of the ReLUs' outputs

@@ -397,9 +397,10 @@ def _last_mask(
 ) -> Mask:
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
-    ``masks`` holds a mask for each ReLU, by number, in which all units are on. ``window`` is the
-    (height, width) of the max pooling behind the last ReLU; ``None`` if features are averaged.
-    ``active`` (F,) is true where the input of the last layer is positive.
+    ``backward`` computes the gradients of a pass with given masks. ``masks`` holds a mask for each
+    ReLU, by number, in which all units are on. ``window`` is the (height, width) of the max pooling
+    behind the last ReLU; ``None`` if features are averaged. ``active`` (F,) is true where the input
+    of the last layer is positive.
 
     Raises:
         ValueError: no 3×3 convolution with such pooling ends the network, or the mask is not found.

@@ -74,7 +74,8 @@ class Fading:
         """Return the standard deviation of the noise over which ReLUs are averaged.
 
         The noise is added to the input of the ReLU's layer. ``weight`` is the weight α of the prior
-        in the step.
+        in the step. The result is ``blur`` · (α / 100)^¼, or 0 in the last steps of a series that
+        sharpens.
         """
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
@@ -145,11 +146,11 @@ def approximate(
 ) -> LowRank:
     """Return a low-rank approximation of the matrix LᵀJᵀJL, from ``rank`` of its columns.
 
-    J is the derivative of the equations' residuals by the input at the point ``inputs``
-    (1, C, H, W), with ReLUs averaged over noise of standard deviation ``blur``. L is a root of the
-    prior's covariance. The columns are those of the coordinates with the largest standard
-    deviations under the prior. A column costs as much as an iteration of conjugate gradients. All
-    is in single precision.
+    J is the derivative of the equations' residuals by the input at the point ``inputs`` (1, C, H,
+    W), with ReLUs averaged over noise of standard deviation ``blur``. L is a root of the prior's
+    covariance, so that column i belongs to coordinate i of an input under the prior. The columns of
+    the ``rank`` coordinates with the largest standard deviations are computed. A column costs as
+    much as an iteration of conjugate gradients. All is in single precision.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -280,7 +281,8 @@ def next_stage(
 MET_EQUATIONS = 1e-3
 """Value of ‖r‖² up to which a candidate for the input meets the equations with residuals r. Each
 set of equations is in units of the root mean square of its right-hand side. The fadings
-:attr:`Stage.DEEP` and :attr:`Stage.DEEP_FROM_GREY` end once ‖r‖² is that small."""
+:attr:`Stage.DEEP` and :attr:`Stage.DEEP_FROM_GREY` end once ‖r‖² is that small. A larger value ends
+a fit farther from the solution."""
 
 
 def fading_of(stage: Stage) -> Fading:

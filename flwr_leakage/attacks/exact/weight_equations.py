@@ -72,8 +72,9 @@ class Whitened:
         """Return the equations ``M a = T`` of a weight gradient in the form ``V a = values``.
 
         :func:`weight_equations` gives M (O, K, P) and T (O, K, C), for O output channels with K
-        kernel entries, and for the unknown input a with C channels of P positions. Directions with
-        singular values of M below ``rank_tolerance`` times the largest are left out as noise.
+        kernel entries, and for the unknown input a with C channels of P positions. The rows of V
+        are right singular vectors of M. Directions with singular values of M below
+        ``rank_tolerance`` times the largest are left out as noise.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         left, singular, rows = torch.linalg.svd(matrix, full_matrices=False)
@@ -124,17 +125,21 @@ class Whitened:
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """Return orthonormal columns (P, P − r) that span the directions no equation determines."""
+        """Return orthonormal columns (P, P − r) that span all directions but the r rows of V."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:
-        """Return the left sides ``V a`` (B, C, r) of the equations for inputs a (B, *shape)."""
+        """Return the left sides ``V a`` (B, C, r) of the r equations for inputs a (B, *shape).
+
+        V (r, P) holds the equations' rows, for the P positions of each of C channels.
+        """
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """Return the differences ``V a − values`` (B, C, r) for inputs a (B, *shape).
+        """Return the r equations' residuals ``V a − values`` (B, C, r) for inputs a (B, *shape).
 
-        The inputs of each of B samples have C channels of P positions.
+        V (r, P) holds the equations' rows, and ``values`` (r, C) their right-hand sides. The inputs
+        of each of B samples have C channels of P positions.
         """
         return self.products(inputs) - self.values.T
 

@@ -96,7 +96,8 @@ def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     ``width``, the standard deviation σ > 0 of the noise that blurs the maximum, is broadcast to the
     pooling's inputs.
     """
-    # With −∞ as the padding, differences of two padded entries would be NaN.
+    # With −∞ as the padding, differences of two padded entries would be NaN. A value far below all
+    # inputs serves as well.
     maps = pool.maps(pool.inputs, -1e4)
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
@@ -197,7 +198,7 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
             own = inputs.std(dim=[axis for axis in range(inputs.ndim) if axis != 1], keepdim=True)
         layer = own.square().mean().sqrt()
         # The deviation of a channel whose inputs do not vary is zero, by which a blur could not
-        # divide.
+        # divide. So each deviation is raised to a least one.
         found.append(own.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(own))
     return found
 

@@ -207,9 +207,9 @@ class Pool:
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """Return one map (B, C, h, w) for each position in a window, in the order of its rows.
+        """Return one map (B, C, h, w) for each position in a window, row by row.
 
-        Entry (i, j) of a map is the value at its position in window (i, j), of h × w windows.
+        Entry (i, j) of a map is the value at the map's position in window (i, j), of h × w windows.
         ``values`` (B, C, H, W) have the shape of the pooling's inputs. Positions beyond the inputs
         get the value ``outside``.
         """
@@ -219,7 +219,8 @@ class Pool:
             span = self.dilation[axis] * (self.window[axis] - 1) + 1
             size = length + 2 * self.padding[axis] - span
             count = (math.ceil if self.ceil_mode else math.floor)(size / self.stride[axis]) + 1
-            # torch leaves out a window that starts in the padding on the right.
+            # torch leaves out a window that starts in the padding on the right, so that it is not
+            # counted.
             last = (count - 1) * self.stride[axis]
             if self.ceil_mode and last >= length + self.padding[axis]:
                 count -= 1
@@ -363,6 +364,7 @@ def _avg_pool2d(
 ) -> Pool | None:
     window, step, zeros = pair(kernel_size), pair(stride or kernel_size), pair(padding)
     # The mean of a window that reaches beyond the maps has another divisor than the window's size.
+    # Such a pooling is not recognised.
     if divisor_override is not None or ceil_mode or any(zeros):
         return None
     return Pool(input, mean, window, step)

@@ -50,9 +50,10 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        The gradient without these samples is ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f,
-        b) holds the samples' duals, one in each row, and Q (b, f) their columns. A sample's input
-        is its dual times R, and its ∂L/∂Z is U times its column.
+        The gradient is U [R, β] as in :class:`LayerFactor`. Without the f samples it is
+        ``U (I − Q (T Q)⁻¹ T) [R, β]``, of rank b − f. T (f, b) holds the samples' duals, one in
+        each row, and Q (b, f) their columns. A sample's input is its dual times R, and its ∂L/∂Z is
+        U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -62,7 +63,7 @@ class LayerFactor:
             duals @ columns, duals
         )
         kept = self.rank - len(duals)
-        # U has orthonormal columns, so that the singular vectors of this small matrix give
+        # U has orthonormal columns, so that the left singular vectors of ``projection`` give
         # orthonormal columns for the remaining gradient.
         inner, singular, outer = torch.linalg.svd(projection)
         lift = singular[:kept, None] * outer[:kept]
@@ -137,9 +138,9 @@ def _split(
     that exceed a threshold, ``above`` times the largest singular value that this noise is expected
     to have. In float32 gradients, larger entries have larger noise. So singular values up to 30
     times the threshold may still be noise (chosen on development draws; no results are kept), and
-    the widest gap among them decides. A layer of few rows has few singular values beyond the rank,
-    and the smallest of them are far below the largest. So the noise of a float32 gradient is at
-    least its rounding.
+    the largest ratio of two neighbours among them decides. A layer of few rows has few singular
+    values beyond the rank, and the smallest of them are far below the largest. So the noise of a
+    float32 gradient is at least its rounding.
 
     ``part`` holds the nonzero rows of the gradient, of which ``columns`` columns are not zero.
     ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``
@@ -329,8 +330,9 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Log-probabilities of the logits z + s ∘ b, with a bias b, have the derivative (I − 1 pᵀ)
-        # diag(s) by b, where p is their softmax.
+        # If the bias b enters the logits as z + s ∘ b, the log-probabilities have the derivative
+        # (I − 1 pᵀ) diag(s) by b, where p is the softmax. The diagonal gives the shares s, and the
+        # other entries check them.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
         follows = float((slopes - expected).abs().max()) <= 1e-4

@@ -201,7 +201,7 @@ class Trace(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function, after recording the call."""
+        """Return the result of a torch function's call, and record the call if it is recognised."""
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
@@ -235,7 +235,10 @@ class Trace(FunctionMode):
         self._kept.append(outputs)
 
     def _other(self, run: Run) -> Any:
-        """Return the result of an unrecognised call, and record it if ``notes_all`` was set."""
+        """Return the result of an unrecognised call, and record it if ``notes_all`` was set.
+
+        ``run`` makes the call. A call whose outputs equal its first input is not recorded.
+        """
         inputs: Any = run.args[0] if run.args else run.keywords.get("input")
         is_noted = self._notes_all and isinstance(inputs, Tensor) and id(inputs) not in self.names
         known = inputs.clone() if is_noted else None
@@ -374,8 +377,8 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        # Frames of type checks lie between caller and callee. Some are compiled at run time, in
-        # files <…>.
+        # Frames of type checks lie between caller and callee, and are passed over. Some are
+        # compiled at run time, in files named <…>.
         if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):
