@@ -92,8 +92,8 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""The records on which a detail rests, one of the sentences below the report's verdict. The key is
-the words that the detail begins with; the value is the kind of the records, and a regular
+"""The records on which a detail, one of the sentences below the report's verdict, rests. The key
+has the words with which the detail begins. The value is the kind of the records, and a regular
 expression for their names."""
 
 

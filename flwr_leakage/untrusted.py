@@ -262,7 +262,7 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
         NotTensorsError: the path is no regular file, or the file is too large or no safetensors
             file.
     """
-    # safetensors is only installed with the extra ``server``
+    # The import is inside the function, as only the extra ``server`` installs safetensors.
     from safetensors import SafetensorError, safe_open
 
     try:
