@@ -16,8 +16,9 @@ from flwr_leakage.params import Params, norm, subtract
 
 TOLERANCE = 1e-3
 """The largest relative residual ‖sent − replayed‖ / ‖sent − received‖ at which the captured
-training counts as the explanation of the sent parameters. With a larger one, weak noise on the sent
-parameters would not be noticed; with a smaller one, rounding would count as a difference."""
+training counts as the explanation of the sent parameters. The residuals that
+simulations/benchmarks/results/flower.md states are at most 1.4e-5 for explained trainings, and at
+least 0.08 for others."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class TargetRisk(Defense):
                 math.log(std),
                 xtol=1e-12,
             )
-            # take slightly more noise than the root, so that the target is met
+            # Slightly more noise is taken than the root, so that rounding does not miss the target.
             std = min(std, math.exp(level + 1e-11))
         elif met:
             std = weakest

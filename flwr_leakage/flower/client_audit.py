@@ -208,7 +208,8 @@ def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     measured, unknown = quantities(scores)
     known = {name.partition("/")[0] if "/" in name else name for name in measured}
     missing = sorted(name for name in gate.scores if name.partition("/")[0] not in known)
-    # a score that failed on the small model may still measure the quantity on the client's model
+    # If a score failed on the small model, there is no error, as the score may still measure the
+    # quantity on the client's model.
     if missing and not unknown:
         raise ValueError(
             f"the gate's limits must be of what the scores measure ({', '.join(measured)}), got "

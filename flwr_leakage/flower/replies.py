@@ -65,7 +65,7 @@ class Needs:
         for inner in unwrapped(strategy):
             key = getattr(inner, "weighted_by_key", None)
             found = key if found is None and isinstance(key, str) else found
-            # all of Flower's own strategies derive from FedAvg
+            # All of Flower's own strategies derive from FedAvg, and check the number of records.
             checks = checks or isinstance(inner, FedAvg)
             if isinstance(key := getattr(inner, "train_loss_key", None), str):
                 numbers.append(key)

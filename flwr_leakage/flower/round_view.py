@@ -199,7 +199,7 @@ class RoundView:
             return None, check_like(records[0], self.sent.arrays(node))
         try:
             params, buffers, _ = self._state_sent_to(node)
-        # these are the server's own arrays, so that no client is to blame
+        # The arrays are those that the server sent, so that no client is to blame.
         except NotFiniteError as error:
             self.audit.warn_once(self.server_round, -1, diverged(error))
             return None, ()

@@ -68,7 +68,7 @@ class ToldAudit(ServerAudit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._spared: dict[tuple[int, int], int] = {}
-        # by client id, the input specs of clients that told a public normalisation
+        # These are, by client id, the input specs of clients that told a public normalisation.
         self._specs: dict[int, InputSpec] = {}
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
@@ -188,7 +188,7 @@ class ToldAudit(ServerAudit):
                 return
             try:
                 one = self._told_steps(told)
-            # the client told no steps or no inputs, without which nothing can be tested
+            # The client told no steps or no inputs, without which nothing can be tested.
             except ValueError:
                 return
             optimizer = told.optimizer

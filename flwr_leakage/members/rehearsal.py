@@ -54,8 +54,8 @@ members. On twelve development draws of DP-SGD with ε = 1 this raised the AUC f
 gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""The largest number of draws in a rehearsal. Each draw repeats the client's round on other records
-of the server's own."""
+"""The largest number of draws in a rehearsal, which bounds its cost. Each draw repeats the client's
+round on other records of the server's own."""
 
 STRANGERS = 50
 """The least number of the server's records in a rehearsal that are not in the repeated update, with
@@ -82,8 +82,9 @@ TOGETHER = 512
 """The number of records whose gradients' sketches are in memory at a time; each takes 0.25 MiB."""
 
 POOL = 300
-"""The number of records, none in the client's update, that a rehearsal draws from to repeat the
-round. It is larger only for updates of over 100 samples."""
+"""The largest number of records, none in the client's update, from which a rehearsal draws to
+repeat the round. For an update of over 100 samples it is three times their number. A rehearsal gets
+at most half of the null records."""
 
 
 @dataclass(frozen=True)
@@ -410,7 +411,7 @@ def _signal_size(
         total += row
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
-    # K times the mean of ⟨Rₖ, Rₗ⟩ over k ≠ l, for K repeated updates
+    # ``common`` is K times the mean of ⟨Rₖ, Rₗ⟩ over k ≠ l, for K repeated updates Rₖ.
     common = (float(total @ total) - energy) / max(count - 1, 1)
     along = 1.0
     if common > 0:

@@ -129,8 +129,8 @@ class InversionInfluence(SampleScore):
         for place, damping in enumerate(dampings):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
-            # The rounding error of J, relative to its largest singular value, changes (JJᵀ + εI)⁻¹J
-            # by at most the second term.
+            # ``problem.rounding`` is the rounding error of J relative to its largest singular
+            # value. By it (JJᵀ + εI)⁻¹J changes by at most the term with the damping.
             slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),

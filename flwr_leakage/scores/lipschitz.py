@@ -93,7 +93,7 @@ class Lipschitz(SampleScore):
         size = row_norms(problem.inputs).double()
         step = self.noise_std * problem.inputs.shape[1] ** 0.5
         slips = 2 * problem.rounding * row_norms(problem.gradients).double() / step
-        # 1 − cos is half the squared distance of two unit vectors, whose relative error is twice
+        # 1 − cos is half the squared distance of two unit vectors. So its relative error is twice
         # that of the distance.
         turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
         unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)
