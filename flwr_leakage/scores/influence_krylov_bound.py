@@ -20,7 +20,7 @@ NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN
 ROUNDING_FACTOR = 32
 """An upper limit of the ratio of the relative rounding error of ‖x_k‖, with x_k the k-th LSQR
 iterate, to that of products with the Jacobian J. On ten networks in float32 the worst relative
-error was 2.6e-6, and error bars were up to 1.1e-3 (``simulations/benchmarks/results/scores.md``)."""
+error was 2.6e-6, with error bars up to 1.1e-3 (``simulations/benchmarks/results/scores.md``)."""
 
 
 @dataclass(frozen=True)
