@@ -92,7 +92,7 @@ class GradientMap:
         return self.turned(own)
 
     def turned(self, params: Params) -> Params:
-        """Return ``params`` with each matrix transposed whose name is in ``transposed``."""
+        """Return ``params`` with those matrices transposed that ``transposed`` names."""
         return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property

@@ -203,10 +203,10 @@ class TrainingFacts:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
-        """Return the facts that a client sent, as ``to_dict`` returns them, after checking them.
+        """Return the facts that a client sent in the form of ``to_dict``, after checking them.
 
         Raises:
-            ValueError: ``to_dict`` returns no such values, or no training has them.
+            ValueError: ``content`` has not this form, or no training has such facts.
             KeyError: a fact is missing.
         """
         facts = TrainingFacts(

@@ -93,8 +93,8 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
 
-    The recorder's torch function mode would be compiled together with the code; ``tell`` can end
-    the mode before.
+    ``tell`` can end the recorder's torch function mode, which would otherwise be compiled together
+    with the code.
     """
     original, told = torch.compile, [tell]
 

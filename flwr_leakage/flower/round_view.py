@@ -137,12 +137,12 @@ class RoundView:
         faults = self.sent.unasked(replies)
         layouts = {}
         for place, reply in enumerate(replies):
-            # replies with errors are skipped, as strategies do not aggregate them
+            # Replies with errors are skipped, as strategies do not aggregate them.
             if reply.has_error() or place in faults:
                 continue
             try:
                 layouts[place] = check(place, reply)
-            # a client's reply may hold anything, so that any error may occur
+            # A client's reply may hold anything, so that any error may occur.
             except Exception as error:
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
@@ -246,8 +246,8 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Check that the server, too, sent the arrays ``narrow`` with less precision than the
-        model's.
+        """Check that the server, too, sent those arrays with less precision than the model's that a
+        reply has with less precision, ``narrow``.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in the place of
         floating-point ones.

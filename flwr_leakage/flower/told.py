@@ -259,7 +259,7 @@ class ToldAudit(ServerAudit):
                 assumed[client_id] = one
             except ValueError as error:
                 refused[client_id] = str(error).rstrip(".")
-            # an error in one client's account must not stop the others' audit
+            # An error in one client's account must not stop the audit of other clients.
             except Exception as error:
                 refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused

@@ -68,9 +68,9 @@ is best if members hardly differ from other records, as the weights would otherw
 few drawn members."""
 
 STEPS = 1000
-"""The largest number of local steps of a rehearsal, which repeats the client's round several times,
-over all repetitions. The limit is needed because clients state their number of steps themselves. No
-rehearsal is made for an update of more steps."""
+"""The largest number of local steps of a rehearsal, over all its repetitions of the client's round.
+The limit is needed because clients state their number of steps themselves. No rehearsal is made for
+an update of more steps."""
 
 LONGEST = 8.0
 """The ratio of the norm of the client's update to the largest norm of a repeated update above which

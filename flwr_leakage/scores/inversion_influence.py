@@ -130,7 +130,7 @@ class InversionInfluence(SampleScore):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
             # ``problem.rounding`` is the rounding error of J relative to its largest singular
-            # value. By it (JJᵀ + εI)⁻¹J changes by at most the term with the damping.
+            # value. Times ``1 / (2 √damping)`` it bounds the relative change of (JJᵀ + εI)⁻¹J.
             slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),

@@ -17,7 +17,7 @@ from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
 RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
 """The cost of ranking one sample by each rule of ``rank_samples``, in training gradients of one
-sample. The values are upper limits of measured costs. They count only if a plan has a
+sample. The values are upper limits of measured costs, and count only if a plan has a
 ``product_price``."""
 
 SETUP_PRICE = 3.0
