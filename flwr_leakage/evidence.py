@@ -220,7 +220,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for event in (event for event in data.events if event.message.startswith(NODES)):
         add("What was tested", event.message, _of("client", names="^images$"))
     answers = index.series("attack", "objective").values()
-    # The note of an attack's record names, before its first “;”, what the attacker was given.
+    # Before its first “;”, the note of an attack's record names the facts that the attacker got.
     noted = "; ".join(sorted({note for a in answers if (note := a.note.partition(";")[0])}))
     if threat := metadata.get("threat"):
         given, withheld = given_to_attacker(metadata), withheld_from_attacker(metadata)

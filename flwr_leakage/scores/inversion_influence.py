@@ -129,8 +129,8 @@ class InversionInfluence(SampleScore):
         for place, damping in enumerate(dampings):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
-            # ``problem.rounding`` is the rounding error of J relative to its largest singular
-            # value. Times ``1 / (2 √damping)`` it bounds the relative change of (JJᵀ + εI)⁻¹J.
+            # ``problem.rounding`` is the rounding error of J relative to √λmax. It is amplified by
+            # √λmax ‖(JJᵀ + εI)⁻¹J‖, which is at most 1/(2 √(ε/λmax)).
             slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),
