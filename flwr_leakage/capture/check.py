@@ -230,7 +230,7 @@ def _remarks(
         name for name, parameter in model.live.named_parameters()
         if id(parameter) in training.held and id(parameter) not in exchanged
     ]  # fmt: skip
-    # If there are ``personal`` parameters, a sentence names them, and none the ``kept`` ones.
+    # If there are ``personal`` parameters, only these are named, and not those in ``kept``.
     kept = [name for name in kept if not personal]
     if personal:
         yield f"{some_were(list(personal))} trained, and sent back as received"

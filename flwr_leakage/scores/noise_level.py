@@ -56,7 +56,9 @@ def noise_level(
 
 
 def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
-    """Return the columns of ``vectors`` for trained parameters; the others carry no noise."""
+    """Return those columns of ``vectors`` that belong to the Q trained of all P parameters. The
+    updates of the others carry no noise.
+    """
     trained = problem.samples.gradient_map.trained
     kept = [
         torch.full((value.numel(),), name in trained)

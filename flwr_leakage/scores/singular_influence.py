@@ -20,8 +20,8 @@ class SingularInfluence(ExtremesScore):
 
     The two values are the least and the largest reconstruction error that noise of norm 1 in the
     row space of J can cause. So a defense that is free to choose the noise's direction should
-    choose the last vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the
-    eigenvalue λ, J the singular value √λ.)
+    choose the last vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared*
+    error: JJᵀ has the eigenvalue λ, J the singular value √λ.)
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
