@@ -147,8 +147,8 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
-    """Yield arrays of indices, each row of which permutes units within consecutive blocks of the
-    given sizes. All permutations are yielded; or, if ``drawn``, the identity and then up to
+    """Yield arrays of indices, each row of which permutes units within consecutive blocks (rounds)
+    of the given sizes. All permutations are yielded; or, if ``drawn``, the identity and then up to
     ``ARRANGEMENTS`` random ones, one row at a time.
     """
     starts = np.cumsum([0, *sizes])

@@ -113,7 +113,9 @@ class InfluenceNoise(Defense):
 
 
 def add_pseudo_gradient(update: Update, noise: Float[Tensor, " P"]) -> Params:
-    """Return ``update.delta`` plus noise (P,) that is given in units of the pseudo-gradient."""
+    """Return ``update.delta`` plus the learning rate times ``noise`` (P,), which is given in units
+    of the pseudo-gradient.
+    """
     scaled = unravel(noise * update.schedule.learning_rate, update.delta)
     cast = {name: value.to(update.delta[name].dtype) for name, value in scaled.items()}
     return add(update.delta, cast)

@@ -312,7 +312,7 @@ def _is_finite(value: Tensor) -> bool:
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
     """Return ``array.numpy()``, in less time if the array has the dtype and shape of ``like``.
 
-    Then the array begins with a known header, which need not be parsed.
+    Such an array begins with a known header, which need not be parsed.
     """
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize

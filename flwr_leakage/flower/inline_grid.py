@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 SERVER_NODE_ID = 1
 
 FIRST_NODE_ID = 1 << 32
-"""The node id of the client with partition 0."""
+"""The node id of the client with partition 0, which is larger than any number of a partition."""
 
 
 class InlineGrid(Grid):

@@ -19,8 +19,8 @@ UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
 """The audit's input spec as long as no client has told one. Nothing is attacked under this spec."""
 
 UNTOLD_SCHEDULE = LocalSchedule(1.0)
-"""The audit's schedule if the operator gave none. Each client is attacked under the schedule that
-it told."""
+"""The placeholder for the audit's schedule if the operator gave none. Each client is attacked under
+the schedule that it told."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class ToldAudit(ServerAudit):
         self._specs: dict[int, InputSpec] = {}
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Note that a client is not attacked in this round; :meth:`inspect` then records only its
-        training.
+        """Note that a client with ``num_examples`` samples is not attacked in this round;
+        :meth:`inspect` then records only its training.
         """
         self._spared[server_round, client_id] = num_examples
 

@@ -2,8 +2,8 @@
 
 The gradients of records are modelled as draws of a Gaussian, whose covariance is estimated from
 records that are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
-NeurIPS 2023). The test needs the records' labels. It also works if no layer's row space shows
-members.
+NeurIPS 2023). The test needs the records' labels. It also works if the row space of no layer's
+update shows members.
 """
 
 from collections.abc import Sequence
