@@ -199,7 +199,7 @@ def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading
     if _possible(own) and not others:
         if _confirmed(own):
             return Reading("confirmed", CONFIRMED, told)
-        # Too few different levels occur to confirm the told normalisation, which stays as told.
+        # The told normalisation fits, but too few different levels occur to confirm it.
         return Reading("as told", AS_TOLD, told)
     if not _possible(own) and len(others) == 1 and _confirmed(grids[others[0]]):
         return Reading("read off", _wrong(f"{others[0]!r}"), specs[others[0]])

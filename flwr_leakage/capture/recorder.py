@@ -587,8 +587,8 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            # A problem that was met before any optimizer took a step does not count. ``_missing``
-            # then gives the reason why nothing was captured.
+            # A problem counts only if an optimizer took a step. Without a step, ``_missing`` gives
+            # the reason why nothing was captured.
             problem=(self._problem * self._stepped)
             or (rest.problem if rest else "")
             or self._missing(),

@@ -157,8 +157,8 @@ def train_and_report(
     received = given[0]
     try:
         server_round = _round_of(message)
-    # A training whose round is unknown cannot be measured. Its update is sent only if there is no
-    # defense and no gate.
+    # If the message names no valid round, the training cannot be measured. Its update is then sent
+    # only without a defense and a gate.
     except ValueError as error:
         return refuse(message, str(error)) if plan.withholds else app(message, ctx)
     kept = Replayed.kept(ctx)

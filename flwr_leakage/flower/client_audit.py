@@ -59,7 +59,7 @@ class ClientAudit:
         check_rounds: a function of a round's number that returns true for rounds in which the
             update is compared with a replay in any case; ``None`` if there is no such round.
         num_threads: the number of torch threads while training, scoring and defending; ``None``
-            leaves it as it is.
+            keeps torch's setting.
         attack: the client's attack on its own defended update, or ``None``. It is a ``SelfAttack``,
             or an attack, which is run with the default settings of ``SelfAttack``. It needs the
             package's extra ``server``.

@@ -246,8 +246,8 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Check that the server, too, sent those arrays with less precision than the model's that a
-        reply has with less precision, ``narrow``.
+        """Check that the arrays named ``narrow``, which a reply has with less precision than the
+        model's, were sent to the client with less precision, too.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in the place of
         floating-point ones.
