@@ -347,7 +347,7 @@ def _variates_of(
     The server's variates c are among the received arrays; ``variates`` are the client's c_i, by the
     names of c, zero where one is missing. ``of_gradients`` tells where a replay applies the
     correction: if true, c − c_i is added to the gradients before each step; if false, −η (c − c_i)
-    to the parameters after it.
+    to the parameters after it, with the learning rate η.
     """
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]

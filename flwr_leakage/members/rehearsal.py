@@ -307,7 +307,8 @@ def rehearse(
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
         generator: draws the records that become members.
-        noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
+        noise_std: the standard deviation of a defense's noise on the pseudo-gradient. The repeated
+            update gets such noise, too.
         optimizer: the name of the client's optimizer, one of
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
         reference: the gradients of null records, for the likelihood; the first of them are those of

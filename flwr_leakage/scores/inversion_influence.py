@@ -159,9 +159,10 @@ class InversionInfluence(SampleScore):
         label: str,
         draws: Draws,
     ) -> Column:
-        """Return the column of the expected influence √(Σλᵢ/(λᵢ + ε)²/N) at one ``damping`` ε/λmax,
-        from the eigenvalues λᵢ (S, N) of the dense JJᵀ, or by quadrature with ``draws`` if
-        ``spectrum`` is ``None``. The column's name ends in ``label``.
+        """Return the column of the expected influence √(Σλᵢ/(λᵢ + ε)²/N) at one ``damping`` ε/λmax.
+
+        ``spectrum`` are the N eigenvalues λᵢ of JJᵀ, with J a sample's dense Jacobian; ``None`` for
+        quadrature with ``draws``. The column's name ends in ``label``.
         """
         if spectrum is not None:
             total, width, top = _dense_sum(spectrum, problem.rounding, damping)
@@ -199,9 +200,9 @@ class InversionInfluence(SampleScore):
 def _dense_sum(
     eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return Σλᵢ/(λᵢ + ε)² over the ``eigenvalues`` λᵢ of each sample's JJᵀ, a bound of its
-    rounding error, and λmax, each (S,). ``rounding`` is the relative error of products with J, and
-    ``damping`` is ε/λmax.
+    """Return Σλᵢ/(λᵢ + ε)² over the ``eigenvalues`` λᵢ of JJᵀ for each sample's Jacobian J, a bound
+    of its rounding error, and λmax, each (S,). ``rounding`` is the relative error of products with
+    J, and ``damping`` is ε/λmax.
     """
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top

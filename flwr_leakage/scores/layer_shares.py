@@ -56,7 +56,7 @@ class LayerShares(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return for each layer the columns ``layer_share/…``, its share of ‖J‖_F², and
-        ``layer_top_share/…``, its share of λmax.
+        ``layer_top_share/…``, its share of the largest eigenvalue of JJᵀ. J is a sample's Jacobian.
         """
         slices = layer_slices(problem.samples.params)
         probes = []

@@ -14,13 +14,16 @@ from flwr_leakage.scores.base import Column, SampleScore, notes_where
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
-"""A function from inputs (S, N) to gradients (S, P). A black-box score may call nothing else."""
+"""A function from S inputs (S, N) to their gradients (S, P). A black-box score may call nothing
+else."""
 
 
 def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
-    """Return 1 − cos (S,) of the angle between rows, accurate also at small angles."""
+    """Return 1 − cos (S,) of the angle between equal rows of ``left`` and ``right``, accurate also
+    at small angles.
+    """
     difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 

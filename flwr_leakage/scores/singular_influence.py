@@ -26,7 +26,7 @@ class SingularInfluence(ExtremesScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return the columns ``first_singular_influence``, 1/√λ for the largest eigenvalue λ of
-        JJᵀ, and ``last_singular_influence``, that for the smallest.
+        JJᵀ with a sample's Jacobian J, and ``last_singular_influence``, that for the smallest.
         """
         columns = []
         for name, source in zip(
