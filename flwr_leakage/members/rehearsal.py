@@ -398,8 +398,7 @@ def _signal_size(
     It is the larger of two estimates. With repeated updates Rₖ of draws from ``pool`` that share no
     record, ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² =
     (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the
-    squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is an
-    estimate. The first estimate is replaced by its standard error if that is larger, and by 1 if
+    squared norm dσ² of the noise on d entries counts twice, as σ = ``noise_std`` is an estimate. The first estimate is replaced by its standard error if that is larger, and by 1 if
     the repeated updates have no common direction. The result is at most 1, as clipping only
     shortens updates.
     """
@@ -428,8 +427,8 @@ def _compute_each(
     reference: Reference | None,
     rows: slice | None,
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the statistics (N, F) of N labelled records for each update in ``seen``. They are
-    computed in one pass if all updates have the same buffers.
+    """Return the statistics (N, F) of N labelled records for each update in ``seen``, in one pass
+    if all updates have the same buffers. All arguments are those of :func:`compute_features`.
     """
     if not seen:
         return []

@@ -22,7 +22,7 @@ sample. The values are upper limits of measured costs, and count only if a plan 
 
 SETUP_PRICE = 3.0
 """The cost of setting up the Jacobian of one sample, in Jacobian products. It counts only if a plan
-has a ``product_price``; otherwise CPU seconds are measured."""
+has a ``product_price``."""
 
 PATIENCE = 2.0
 """The multiple of the cost of ranking and of scoring one sample that the account must cover before
