@@ -278,7 +278,7 @@ class ToldAudit(ServerAudit):
         of a minority changes nothing. The mean is refused if no such majority agrees, or if the
         steps of all clients use more than ``max_samples`` samples. Both results, the assumptions
         and the reasons of a refusal, are keyed by client id, and one of them is empty. ``assumed``
-        are the assumptions about each client, and ``refused`` the clients without usable ones.
+        are the assumptions about each client, and ``refused`` the reasons why some have none.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)

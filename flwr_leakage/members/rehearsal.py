@@ -398,9 +398,9 @@ def _signal_size(
     It is the larger of two estimates. With repeated updates Rₖ of draws from ``pool`` that share no
     record, ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² =
     (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the
-    squared norm dσ² of the noise on d entries counts twice, as σ = ``noise_std`` is an estimate. The first estimate is replaced by its standard error if that is larger, and by 1 if
-    the repeated updates have no common direction. The result is at most 1, as clipping only
-    shortens updates.
+    squared norm dσ² of the noise on d entries counts twice, as σ = ``noise_std`` is an estimate.
+    The first estimate is replaced by its standard error if that is larger, and by 1 if the repeated
+    updates have no common direction. The result is at most 1, as clipping only shortens updates.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
