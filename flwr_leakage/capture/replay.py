@@ -64,7 +64,7 @@ def replay(
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")
-            # Such a tensor is a constant, for example the server's parameters in a proximal term.
+            # A tensor without a copy is a constant, such as the server's parameters in FedProx.
             return thing.detach()
         return translated.get(id(thing), thing)
 
