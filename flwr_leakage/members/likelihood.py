@@ -21,11 +21,10 @@ from flwr_leakage.records import Batch
 RIDGES = (1e-1, 1e-3, 1e-5)
 """Ridges ρ, relative to the mean squared length of the reference's gradients, those of records that
 are no members. A ridge sets the variance of the Gaussian in directions in which these gradients do
-not vary. A rehearsal
-(a repetition of the round on records that are no members) weights the likelihood ratios of all
-three. On four development draws each, the smallest ridge found most members after one step of a
-ConvNet, and the middle one after several local steps and for texts. The largest is meant for
-updates with noise; this was not measured."""
+not vary. A rehearsal (a repetition of the round on records that are no members) weights the
+likelihood ratios of all three. On four development draws each, the smallest ridge found most
+members after one step of a ConvNet, and the middle one after several local steps and for texts. The
+largest is meant for updates with noise; this was not measured."""
 
 
 def log_likelihood_ratios(
