@@ -44,12 +44,13 @@ is the largest input under ``PUBLIC``."""
 
 LARGEST_DEVIATION = 0.15
 """The largest root mean square distance of values from the nearest level, in units of the distance
-of two levels, at which values count as levels. Values spread evenly between levels have 1/√12 =
-0.29."""
+of two levels, at which values count as levels. It is about half of 1/√12 = 0.29, the value for
+numbers that are spread evenly between levels."""
 
 OUTSIDE_DEVIATIONS = 10
-"""The distance of a value from the range of inputs of valid pixels, in standard deviations of the
-value's numerical error. Beyond this distance the assumed normalisation counts as wrong."""
+"""The largest distance of a value from the range of inputs of valid pixels, in standard deviations
+of the value's numerical error, that counts as this error. If a value lies farther outside, the
+assumed normalisation counts as wrong."""
 
 FEW, MANY = 5, 20
 """Thresholds for the number of different pixel levels that occur in a channel. Fewer than ``FEW``
@@ -198,7 +199,7 @@ def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading
     if _possible(own) and not others:
         if _confirmed(own):
             return Reading("confirmed", CONFIRMED, told)
-        # too few different levels occur to confirm the told normalisation
+        # The told normalisation fits, but too few different levels occur to confirm it.
         return Reading("as told", AS_TOLD, told)
     if not _possible(own) and len(others) == 1 and _confirmed(grids[others[0]]):
         return Reading("read off", _wrong(f"{others[0]!r}"), specs[others[0]])
@@ -264,7 +265,8 @@ def _levels(
     levels = scaled.round().clamp(0, depth).long()
     counts = torch.bincount(levels)
     squares = torch.bincount(levels, weights=(scaled - levels).square())[counts > 0]
-    # The mean is over levels, not over pixels, as most pixels of some images are black.
+    # The mean is over levels, not over pixels: in some images most pixels are black, and would hide
+    # the deviations of all others.
     if float((squares / counts[counts > 0]).mean().sqrt()) > slack:
         return None
     return [int(level) for level in counts.nonzero().flatten()]
@@ -287,8 +289,8 @@ def _confirmed(grid: list[tuple[int, int]] | None) -> bool:
 
 def _is_on_a_grid(values: Tensor, error: float) -> bool:
     """Return whether values (N,) of one channel lie on ``MANY`` to 256 equidistant levels, of
-    whatever distance, closer than chance would put them. Values of interpolated images do not.
-    ``error`` is the standard deviation of a value's numerical error.
+    whatever distance, closer than chance would put them. For values of interpolated images the
+    result is false. ``error`` is the standard deviation of a value's numerical error.
     """
     ordered = values.sort().values
     width = float(ordered[-1] - ordered[0])

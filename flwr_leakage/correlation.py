@@ -59,7 +59,7 @@ def spearman(
     from scipy import stats  # imported here, as that takes a second
 
     rho = float(stats.spearmanr(left, right).statistic)
-    # Rounding may move SciPy's ρ off 1 although all ranks agree.
+    # Rounding may move SciPy's ρ off ±1 although all ranks agree, so that a ρ this near counts too.
     if n < 5 or abs(rho) >= 1 - 1e-12:
         why = "needs 5 pairs" if n < 5 else "a perfect correlation"
         return Correlation(rho, None, None, n, f"no interval: {why}")
@@ -69,8 +69,8 @@ def spearman(
 
 
 ARRANGEMENTS = math.factorial(7)
-"""The largest number of permutations that a test goes through completely. If there are more, the
-test draws this number of random ones."""
+"""The largest number of permutations that a test goes through completely: those of seven units. If
+there are more, the test draws this number of random ones, and its p-value is at least 1/5,041."""
 
 
 MAX_RANKS = 10_000_000
@@ -88,8 +88,8 @@ class RankAgreement:
             units to compare, or where one of the quantities ranks all units equal.
         p_value: the probability of a coefficient at least as far from zero if the two quantities
             are unrelated; ``None`` if ``coefficient`` is ``None``.
-        least: the smallest p-value that is possible for this number of units in each round. Two
-            quantities that rank all units alike have it.
+        least: the smallest p-value that is possible for this number of units in each round: that of
+            two quantities that rank all units alike.
         n: the number of units that were compared.
     """
 
@@ -129,7 +129,7 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
     blocks = [rankdata(pairs, axis=0) for pairs in by_round.values() if len(pairs) > 1]
     sizes = [len(block) for block in blocks]
     orders = 1
-    # count at most to 2^64, as larger numbers of permutations make no difference
+    # The count of permutations ends at 2^64: any number above ``ARRANGEMENTS`` makes the test draw.
     for size in sizes:
         orders = min(orders * math.factorial(min(size, 20)), 2**64)
     n, least = sum(sizes), min(1.0, 2 / orders)
@@ -147,8 +147,8 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
-    """Yield arrays of indices, each row of which permutes units within consecutive blocks of the
-    given sizes. All permutations are yielded; or, if ``drawn``, the identity and then up to
+    """Yield arrays of indices, each row of which permutes units within consecutive blocks (rounds)
+    of the given sizes. All permutations are yielded; or, if ``drawn``, the identity and then up to
     ``ARRANGEMENTS`` random ones, one row at a time.
     """
     starts = np.cumsum([0, *sizes])
@@ -170,7 +170,7 @@ def _complete_pairs(
 ) -> tuple[NDArray, NDArray]:
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}.")
-    # The conversion to float turns ``None`` into NaN.
+    # The conversion to float turns ``None`` into NaN, and pairs with NaN are left out.
     pairs = np.stack([np.array(x, dtype=float), np.array(y, dtype=float)])
     left, right = pairs[:, np.isfinite(pairs).all(0)]
     return left, right

@@ -12,11 +12,11 @@ from flwr_leakage.function_mode import FunctionMode
 
 ACTIVE = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 IDLE = (F.alpha_dropout, F.feature_alpha_dropout)
-"""Dropout functions whose arguments are (inputs, p = 0.5, training). By default ``training`` is
-true in ``ACTIVE`` and false in ``IDLE``."""
+"""Dropout functions with arguments (inputs, p = 0.5, training = False). By default they drop
+nothing, unlike those in ``ACTIVE``, whose ``training`` is true by default."""
 
 PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
-"""Dropout functions whose arguments are (inputs, p, train)."""
+"""Dropout functions whose arguments are (inputs, p, train), all without a default."""
 
 ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
@@ -29,8 +29,7 @@ class Masked(FunctionMode):
     """A context in which each call of a dropout function multiplies its input by a given mask,
     whatever its argument ``training`` is.
 
-    This holds for calls of the functions in :data:`ACTIVE` with p > 0. They draw no random mask of
-    their own.
+    Calls of the functions in :data:`ACTIVE` with p > 0 are replaced, and draw no random mask.
 
     Args:
         masks: the tensor by which each call's input is multiplied, in the order of the calls in a

@@ -92,8 +92,8 @@ RESTS_ON = {
     "On ": ("attack", "objective"),
     "Wrong assumption": ("check", "trained_otherwise"),
 }
-"""The records on which a detail rests, one of the sentences below the report's verdict. The key is
-the words that the detail begins with; the value is the kind of the records, and a regular
+"""The records on which a detail, one of the sentences below the report's verdict, rests. The key
+has the words with which the detail begins. The value is the kind of the records, and a regular
 expression for their names."""
 
 
@@ -220,7 +220,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for event in (event for event in data.events if event.message.startswith(NODES)):
         add("What was tested", event.message, _of("client", names="^images$"))
     answers = index.series("attack", "objective").values()
-    # The note of an attack's record names, before its first “;”, what the attacker was given.
+    # Before its first “;”, the note of an attack's record names the facts that the attacker got.
     noted = "; ".join(sorted({note for a in answers if (note := a.note.partition(";")[0])}))
     if threat := metadata.get("threat"):
         given, withheld = given_to_attacker(metadata), withheld_from_attacker(metadata)

@@ -85,8 +85,8 @@ class PlainKernels:
             off, as without them other layers are slow.
         writes_out: whether the model has a normalisation or an ``nn.Hardsigmoid`` that must be
             replaced by elementary operations.
-        skips_dropout: whether dropout that stays active in eval mode, as a functional call may, is
-            left out.
+        skips_dropout: whether dropout that stays active in eval mode, as a call of ``F.dropout``
+            may, is left out.
         masks: the masks by which calls of dropout multiply, in the order of a forward pass; see
             :class:`flwr_leakage.dropout.Masked`.
     """

@@ -92,7 +92,7 @@ class GradientMap:
         return self.turned(own)
 
     def turned(self, params: Params) -> Params:
-        """Return ``params`` with each matrix transposed whose name is in ``transposed``."""
+        """Return ``params`` with those matrices transposed that ``transposed`` names."""
         return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property
@@ -338,7 +338,8 @@ class GradientMap:
 
 
 def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    # forward hooks of the model may keep tensors of its last pass, which the copy must not share
+    # Forward hooks of the model may keep tensors of its last pass. ``copy_of`` detaches them, as
+    # ``copy.deepcopy`` refuses tensors that belong to a graph.
     switched = copy_of(model)
     for module in switched.modules():
         if isinstance(module, StatelessBatchNorm):

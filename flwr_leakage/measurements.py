@@ -63,18 +63,17 @@ class Measurement:
 
     - ``exact``: right up to rounding errors, which the error bar covers.
     - ``within tolerance``: an estimate that is within its error bar.
-    - ``lower bound``, ``upper bound``: a quantity, such as an attacker's error, is proven to lie
-      above or below. If there is a value, the quantity is a bound by its definition, and the value
-      is its number with the error bar of that number. If there is none, an estimate did not
-      converge. The note then has the bound that the estimate proves, so that nobody averages bounds
-      with numbers.
-    - ``unresolved``: no number and no bound; the note says why.
+    - ``lower bound``, ``upper bound``: a value, if there is one, is the number of a quantity that
+      by its definition bounds another one, such as an attacker's error, from below or above. The
+      error bar is that of the number. Without a value, an estimate did not converge. The note then
+      has the bound that the estimate proves, so that nobody averages bounds with numbers.
+    - ``unresolved``: there is no number and no bound; the note says why.
 
     Attributes:
-        name: the field's name of the quantity, e.g. ``lambda_max`` or ``psnr``.
+        name: the name of the quantity, e.g. ``lambda_max`` or ``psnr``.
         values: one entry per sample, finite, or ``None`` where there is no number.
         unit: ``dB``, ``1``, ``model input``, ``pixel``, …
-        direction: what a larger value means.
+        direction: the meaning of a larger value, such as ``larger leaks more``.
         notes: one text per sample: why there is no number, or how to read the number; mostly empty.
         products: the number of Jacobian products (``matvec`` or ``rmatvec`` of one sample) that the
             measurement took.
@@ -139,10 +138,10 @@ class LeakageRecord:
         client_id: the partition id; −1 for the server.
         sample: index in the client's batch; −1 for the whole client or round.
         kind: the family of the number, such as ``score``, ``metric`` or ``attack``.
-        name: the field's name of the quantity.
+        name: the name of the quantity, such as ``psnr``.
         value: finite, or ``None`` where it could not be computed (see ``note``).
         unit: ``dB``, ``1``, ``pixel``, …
-        direction: what a larger value means.
+        direction: the meaning of a larger value, such as ``larger leaks more``.
         note: why the value is missing, or has to be read with care; for an attack's result, the
             facts that the attacker was given besides the update.
         error: half the width of the value's error bar, or ``None`` where it is unknown.

@@ -76,7 +76,8 @@ def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Modul
         raise ValueError(f"batch_norm must be 'batch' or 'running', got {mode!r}.")
     stateless = copy_of(model)
     for parent in list(stateless.modules()):
-        # named_children() would list a layer that has two names under the first one only.
+        # ``named_children()`` would list a layer with two names under its first name only, and the
+        # original layer would stay under the second one.
         for name, child in list(parent._modules.items()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, StatelessBatchNorm(child, mode))
@@ -186,6 +187,8 @@ def derive_statistics(
     model: nn.Module, before: Params, after: Params, num_steps: int, layer_inputs: dict[str, Tensor]
 ) -> Params:
     """Return BatchNorm's batch statistics, from running buffers before and after local training.
+
+    They are the mean and the biased variance (C,) of each layer's input, keyed as the buffers.
 
     A BatchNorm layer with momentum m updates r ← (1 − m)·r + m·s at each step, with s the batch
     mean or the *unbiased* batch variance. After n steps ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 −

@@ -41,7 +41,7 @@ def have_drawn(before: States) -> bool:
     """Return whether one of torch's global generators has drawn since they had the states
     ``before``.
     """
-    # a GPU that was first used since has no earlier state
+    # A GPU that was first used in the meantime has no earlier state, and ``zip`` leaves it out.
     pairs = zip(before, generator_states(), strict=False)
     return any(not torch.equal(then, now) for then, now in pairs)
 
@@ -192,7 +192,7 @@ class Reproducible(Randomness):
         generator = self.generator
         draws = torch.rand(shape, dtype=dtype, generator=generator, device=generator.device)
         signed = draws.mul_(2).sub_(1)
-        # v = −1, which float32 draws with a probability of 2⁻²⁴, would give −∞.
+        # |v| is kept below 1, as v = −1, which float32 draws with a probability of 2⁻²⁴, gives −∞.
         magnitude = signed.abs().clamp_(max=1 - torch.finfo(dtype).eps / 2)
         return magnitude.neg_().log1p_().neg_().mul_(signed.sign_())
 
@@ -268,7 +268,7 @@ def _entropy(count: int, dtype: torch.dtype) -> Tensor:
 
 def _uniforms(count: int) -> Tensor:
     """Return ``count`` draws from the multiples of 2⁻⁵³ in (0, 1], equally likely, in float64."""
-    # The shift keeps the sign, so that its results are −2⁵² … 2⁵² − 1.
+    # The shift keeps the sign, so that its results −2⁵² … 2⁵² − 1 become 2⁻⁵³ … 1.
     return (_entropy(count, torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5 + 2.0**-53)
 
 

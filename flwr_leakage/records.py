@@ -207,7 +207,7 @@ class InputSpec:
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
-        # a client may claim any number of channels, each of which takes memory for its mean
+        # A client may claim any number of channels, each of which takes memory for its mean.
         if channels > 2**20:
             raise ValueError(f"shape must have at most {2**20:,} channels, got {brief(size)}.")
         for name, kind in (("mean", "finite numbers"), ("std", "positive")):
@@ -504,8 +504,8 @@ class ThreatModel:
         rounds: the number of a client's latest rounds that are attacked jointly, ≥ 1; for clients
             that hold the same private samples in each of them.
         mixing: ``known`` if the attacker is given which samples a defense mixed and with which
-            coefficients, so that it can decode the mixtures recovered in all rounds so far; it
-            needs known labels.
+            coefficients, so that it can decode the mixtures recovered in all rounds so far. The
+            labels must then be known.
     """
 
     labels: Literal["known", "inferred"] = "inferred"

@@ -62,8 +62,8 @@ MAX_PHOTO_PIXELS = 1 << 26
 """Most pixels of an image of a data set: 67 million, more than cameras of phones use."""
 
 MAX_TENSORS_BYTES = 4 << 30
-"""Most bytes of a safetensors file, or of the stored updates of one round. It is four times the
-bound on what a run stores in all."""
+"""Most bytes of a safetensors file, or of the stored updates of one round. It is about four times
+the default of ``server.kept_bytes``, the most that a run stores in all."""
 
 MAX_HEADER_BYTES = 4 << 20
 """Most bytes of a safetensors file's header. A tensor takes about 120 bytes in it, and a stored
@@ -262,7 +262,7 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
         NotTensorsError: the path is no regular file, or the file is too large or no safetensors
             file.
     """
-    # safetensors is only installed with the extra ``server``
+    # The import is inside the function, as only the extra ``server`` installs safetensors.
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -79,7 +79,7 @@ class Calls:
             self._deeper -= 1
             return
         self._called = None
-        # torch calls this hook also after a failed call, with other arguments
+        # After a failed call, torch passes ``None`` as output, and to a global hook no kwargs.
         kwargs, output = rest if len(rest) == 2 else ({}, None)
         for handle in self._own[:-1] if output is None else self._own:
             # After a failed call the last hook is not removed, as torch still iterates over the

@@ -142,7 +142,8 @@ def batch_size(args: Any, kwargs: Any) -> int:
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return all tensors within nested lists, tuples and dictionaries."""
-    # This case is frequent, and torch's tree functions take longer than the call of a small layer.
+    # A single tensor is frequent, and is returned at once, as torch's tree functions take longer
+    # than the call of a small layer.
     if isinstance(value, Tensor):
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

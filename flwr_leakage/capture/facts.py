@@ -133,7 +133,8 @@ class TrainingFacts:
         loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
-            # this reason reveals only the optimizer, which the server is told in any case
+            # The reason that the optimizer is no SGD may travel: the server is told the optimizer
+            # in any case.
             why = no_sgd(self.optimizer)
             if self.unscheduled != why:
                 why = UNTOLD
@@ -202,10 +203,10 @@ class TrainingFacts:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
-        """Return the facts that a client sent, as ``to_dict`` returns them, after checking them.
+        """Return the facts that a client sent in the form of ``to_dict``, after checking them.
 
         Raises:
-            ValueError: ``to_dict`` returns no such values, or no training has them.
+            ValueError: ``content`` has not this form, or no training has such facts.
             KeyError: a fact is missing.
         """
         facts = TrainingFacts(
@@ -324,7 +325,7 @@ def differences(
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")
-    # Momentum has no effect on a training of one step.
+    # Momentum has no effect on a training of one step, so that a difference is not reported.
     is_single = facts.num_steps == schedule.num_steps == 1
     momentum = schedule.momentum if is_single else facts.momentum
     numbers = (
@@ -356,7 +357,7 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    # facts that the client withholds cannot be compared with the assumed ones
+    # Facts that the client withholds cannot be compared, and count as no difference.
     silent = facts.unscheduled in (UNTOLD, UNCOUNTED)
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
@@ -396,7 +397,8 @@ def _check_told(facts: TrainingFacts) -> None:
     if len(facts.shape) != 3:
         raise ValueError(f"shape must be (C, H, W) or empty, got {facts.shape}.")
     channels, height, width = facts.shape
-    # The normalisation takes memory for each channel, an attack for each value of an input.
+    # Both numbers are limited, as the normalisation takes memory for each channel, and an attack
+    # for each value of an input.
     if channels > MAX_CHANNELS or math.prod(facts.shape) > MAX_VALUES:
         raise ValueError(
             f"shape must have at most {MAX_CHANNELS:,} channels and {MAX_VALUES:,} values, got "

@@ -42,7 +42,7 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
             f"expected images (B, C, H, W) of floats, got {tuple(inputs.shape)} of {inputs.dtype}"
         )
     mean, std = [], []
-    # ``torch.unique`` takes no numbers of half precision
+    # Half precision becomes float32, as ``torch.unique`` takes no numbers of half precision.
     single = torch.promote_types(inputs.dtype, torch.float32)
     for channel in inputs.to(single).transpose(0, 1).flatten(1):
         low, high = float(channel.min()), float(channel.max())
@@ -55,12 +55,12 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 
 
 def _gap(values: Tensor) -> float | None:
-    """Return the spacing of the grid on which the values of a channel lie.
+    """Return the spacing, in units of the values, of the grid on which a channel's values (N,) lie.
 
     ``None`` is returned if no grid fits, or if several do.
     """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
-        # all values together have no fewer levels than these, so that they need not be sorted
+        # The first ``_GLANCE`` values have too many levels for a grid, and so do all together.
         return None
     levels = torch.unique(values).double()
     count = _count_levels(levels)
@@ -68,8 +68,8 @@ def _gap(values: Tensor) -> float | None:
         return None
     width = float(levels[-1] - levels[0])
     apart = levels.diff()
-    # the spacing is at most the least distance of two levels, so that the range has at least this
-    # many steps
+    # The spacing is at most the least distance of two levels. So the range of the values has at
+    # least this number of steps.
     fewest = round(width / float(apart[apart > _CLOSE * width].min()))
     for steps in range(fewest, _LEVELS + 1):
         places = (levels - levels[0]) * (steps / width)

@@ -185,7 +185,7 @@ def _part_of(
         }
         if len(matched) == len(received):
             parts.append(matched)
-    # two submodules of equal names and shapes cannot be distinguished
+    # If several submodules have these names and shapes, nothing tells which of them was sent.
     return parts[0] if len(parts) == 1 else {}
 
 

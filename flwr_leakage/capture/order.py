@@ -44,11 +44,12 @@ def in_order(
 def runs(
     arrays: Sequence[Shape], own: Mapping[str, Shape], parameters: Collection[str]
 ) -> list[str]:
-    """Return the names of the entries from which on consecutive entries have the arrays' shapes.
+    """Return the names of those entries with which a run of entries of the arrays' shapes begins.
 
-    ``own`` are the shapes of the model's ``state_dict`` in order, and ``parameters`` the names of
-    its entries that are no buffers. Several names mean that parts of the model have equal shapes,
-    such as a global and a personal part. Only their values can distinguish them.
+    A run consists of consecutive entries, or of consecutive parameters. ``own`` are the shapes of
+    the model's ``state_dict`` in order, and ``parameters`` the names of its entries that are no
+    buffers. Several names mean that parts of the model have equal shapes, such as a global and a
+    personal part. Only their values can distinguish them.
     """
     found: dict[str, None] = {}
     for names in (list(own), [name for name in own if name in parameters]):

@@ -12,7 +12,8 @@ _ROUNDING = 16 * torch.finfo(torch.float32).eps
 """The largest rounding error of a difference of two parameters in float32, as a share of the
 parameters' norm. A smaller difference counts as no change."""
 _ALIKE = 1e-3
-"""The largest relative difference of the changes after two steps at which they count as equal."""
+"""The largest relative difference of the changes after two steps, each divided by its learning
+rate, at which they count as equal. The error ``_ROUNDING`` is allowed in addition."""
 
 
 class Outside:

@@ -93,8 +93,8 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
     """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
 
-    The recorder's torch function mode would be compiled together with the code; ``tell`` can end
-    the mode before.
+    ``tell`` can end the recorder's torch function mode, which would otherwise be compiled together
+    with the code.
     """
     original, told = torch.compile, [tell]
 
@@ -185,7 +185,7 @@ class Recorder:
         self._steps: list[Step] = []
         self._options: tuple[dict[str, Any], ...] = ()
         self._num_steps = 0
-        # for each call of a model: the model's id and the number of samples
+        # Each entry is the ``id`` of a model that was called, and the call's number of samples.
         self._batch_sizes: list[tuple[int, int]] = []
         self._samples = 0
         self._constants: dict[int, Tensor] = {}
@@ -196,7 +196,7 @@ class Recorder:
         self._changed_outside = False
         self._outside = Outside()
         self._ignored: set[int] = set()  # ids of models that a second optimizer trains
-        # models of a second optimizer that were called before the first step
+        # These models belong to a second optimizer, and were called before the first step.
         self._besides: list[Root] = []
         self._problem = ""
         self._stepped = False
@@ -214,13 +214,13 @@ class Recorder:
         self._calls.rest()
 
     def _count_the_rest(self, optimizer: Optimizer) -> None:
-        """Count further steps, and the samples of calls, without keeping them."""
+        """Count further steps of ``optimizer``, and the samples of calls, without keeping them."""
         self._keeps = False
         self._tape = Tape()
         self._rest = Counting(optimizer, self._trained, self._begin_versions)
         self._after_kept = {id(p): p.detach().clone() for p in self._trained}
 
-    # --- the model -----------------------------------------------------------------------------
+    # The following methods observe the calls of models.
 
     def look(self) -> None:
         """Begin to observe calls of modules and torch functions, and steps of optimizers."""
@@ -302,11 +302,12 @@ class Recorder:
         # train.
         if any(p.requires_grad for p in own):
             self._models.add(id(module))
-        # a closure may call a model for the first time within a step, after the versions were read
+        # A closure may call a model for the first time within a step, after the versions of all
+        # known parameters were read. So those of this model's parameters are added.
         self._begin_versions += versions_of(own)
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
-    # --- the loss ------------------------------------------------------------------------------
+    # The following methods record the torch functions from which a loss is computed.
 
     def _open_window(self, *, early: bool) -> None:
         """Record torch functions from now on. ``early`` says that no model was called since the
@@ -330,7 +331,7 @@ class Recorder:
     def _close_window(self) -> None:
         if self._window is not None and _get_current_function_mode_stack()[-1] is self._window:
             self._window.__exit__(None, None, None)
-            # without this, a reference cycle would keep the recorded tensors in memory
+            # The attribute is cleared, as a reference cycle would keep recorded tensors in memory.
             self._window = None
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -342,7 +343,8 @@ class Recorder:
             or self._in_backward
             or not self._keeps
             or not torch.is_grad_enabled()
-            # a trace would store this file's lines of code as the origin of the call
+            # Nothing is recorded while ``torch.jit`` traces, as the trace would store this file's
+            # lines of code as the origin of the call.
             or torch.jit.is_tracing()
             or not requires_gradient((args, kwargs))
         ):
@@ -379,7 +381,7 @@ class Recorder:
             self._count(found)
         except Exception as error:
             # A loss that reaches no parameter of the optimizer belongs to a model that a second
-            # optimizer trains.
+            # optimizer trains, and its error does not end the capture.
             if self._optimizer is None or reaches(args[0], self._held()):
                 self.give_up(str(error) or type(error).__name__)
         self._in_backward = True
@@ -403,7 +405,7 @@ class Recorder:
                     self._constants[tensor.data_ptr()] = tensor
                     self._bytes += tensor.nbytes
 
-    # --- the optimizer -------------------------------------------------------------------------
+    # The following methods observe the steps of optimizers.
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note that a step of an optimizer begins."""
@@ -536,7 +538,7 @@ class Recorder:
             count = sum(int((gradient.abs() == largest).sum()) for gradient in gradients)
             return norm, largest if count > 1 else None
 
-    # --- the end -------------------------------------------------------------------------------
+    # The following methods end the capture, and return its result.
 
     def close(self) -> None:
         """Remove all hooks and modes from torch."""
@@ -561,7 +563,7 @@ class Recorder:
         correction, outside = self._outside.correction(), self._outside
         changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
         held = self._held()
-        # trained models come first, as the arrays that server and client exchange are theirs
+        # Trained models come first, as the arrays that server and client exchange are theirs.
         roots = sorted(
             self._roots.values(), key=lambda r: not any(id(p) in held for p in r.live.parameters())
         )
@@ -585,8 +587,8 @@ class Recorder:
             correction=correction,
             trains_another=bool(self._ignored),
             besides=tuple(self._besides),
-            # ``_problem`` counts only if an optimizer took a step; otherwise ``_missing`` gives the
-            # reason.
+            # A problem counts only if an optimizer took a step. Without a step, ``_missing`` gives
+            # the reason why nothing was captured.
             problem=(self._problem * self._stepped)
             or (rest.problem if rest else "")
             or self._missing(),

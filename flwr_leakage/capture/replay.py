@@ -47,7 +47,7 @@ def replay(
     optimizer = copy_optimizer(training.optimizer, memo)
     translated: dict[int, Any] = {}
     for root, module in zip(training.roots, modules, strict=True):
-        # A loss may take the model, or a submodule of the model, as an argument.
+        # Submodules are mapped to their copies, too, as a loss may take one as an argument.
         parts = dict(module.named_modules())
         found = [(n, live) for n, live in root.live.named_modules() if n in parts]
         translated.update((id(live), parts[name]) for name, live in found)
@@ -64,7 +64,7 @@ def replay(
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")
-            # a constant, for example the server's parameters in a proximal term
+            # A tensor without a copy is a constant, such as the server's parameters in FedProx.
             return thing.detach()
         return translated.get(id(thing), thing)
 
@@ -125,7 +125,7 @@ def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: fl
 
 _CLOSE = 1e-3
 """The relative difference up to which the norm of the replay's clipped gradients counts as the norm
-that the gradients had in the training."""
+that the gradients had in the training. If it differs more, the gradients are scaled instead."""
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:

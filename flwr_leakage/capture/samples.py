@@ -436,8 +436,8 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     """
     try:
         batches = [call.batch for call in captured_batches(training)]
-    # the loss is no function of one model's output and targets, but inputs and class ids may be
-    # known
+    # If the loss is no function of one model's output and targets, the inputs and class ids may be
+    # known all the same.
     except ValueError:
         seen = [see_inputs(training, backward) for backward in training.backwards]
         pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]

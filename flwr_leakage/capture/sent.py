@@ -23,7 +23,8 @@ number of steps. SCAFFOLD (Karimireddy et al., 2020) sends the update, FedNova (
 the update divided by the sum of its normalising vector."""
 
 _CLOSE = 1e-3
-"""The relative difference up to which two multiples, or two updates, count as the same."""
+"""The relative difference up to which two factors of the update, or two updates, count as the
+same. With a larger one, an update with weak noise could count as a multiple of the trained one."""
 
 
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:

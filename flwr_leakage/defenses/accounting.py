@@ -99,8 +99,8 @@ def dp_epsilon(
     if noise_multiplier == 0:
         return math.inf if num_steps else 0.0
     moved = 2.0 if adjacency == "replace-one" else 1.0
-    # The ε without sampling is an upper bound, too: knowing which steps took the record can only
-    # help an attacker.
+    # The ε without sampling is an upper bound, too, as it can only help an attacker to know which
+    # steps took the record. The smaller one of both bounds is returned.
     unsampled = gaussian_epsilon(math.sqrt(num_steps) * moved / noise_multiplier, delta)
     if sample_rate == 1 or num_steps == 0:
         return unsampled
@@ -117,8 +117,8 @@ def dp_epsilon(
         spent = opacus.compute_rdp(
             q=sample_rate, noise_multiplier=noise_multiplier, steps=num_steps, orders=_ORDERS
         )
-    # Opacus warns that a wider range of orders might give a smaller ε; this ε is valid all the
-    # same.
+    # Opacus' warning that a wider range of orders might give a smaller ε is hidden, as this ε is
+    # valid all the same.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the")
         bound, _ = opacus.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)
@@ -201,7 +201,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     from scipy.optimize import brentq  # imported here, as the import takes most of a second
 
-    # At the upper end of the search, the first term of δ(ε), Φ(μ/2 − ε/μ), is δ already.
+    # At ``highest`` the first term of δ(ε), Φ(μ/2 − ε/μ), equals ``delta``, and the second is
+    # negative. So the root lies below ``highest``.
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
     return min(highest, float(found) * (1 + 1e-12))  # rounded up, so that ε is not understated

@@ -65,8 +65,8 @@ def _check_floating(what: str, values: Params) -> None:
 
 
 def require_local_round(defense: "Defense", local_round: LocalRound | None) -> LocalRound:
-    """Return ``local_round``, the private data of the client's round, or raise a ``ValueError``
-    that names ``defense``, which needs it, if it is ``None``.
+    """Return ``local_round``, the private data of the client's round. If it is ``None``, raise a
+    ``ValueError`` that says that ``defense`` needs it.
     """
     if local_round is None:
         raise ValueError(

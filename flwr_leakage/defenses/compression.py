@@ -77,8 +77,10 @@ class QSGD(UpdateDefense):
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def released(self, update: Update, randomness: Randomness) -> Params:
-        """Return the update's tensors with each entry rounded at random to a multiple of ‖v‖ / s,
-        with v the entry's bucket.
+        """Return the update's tensors with each entry rounded at random to a multiple of ‖v‖ / s.
+
+        Here s is ``levels``, and the bucket v consists of the entry and its neighbours,
+        ``bucket_size`` consecutive entries of the whole update.
         """
         vector = ravel(update.delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)

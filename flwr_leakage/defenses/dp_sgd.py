@@ -51,7 +51,7 @@ def clipped_mean_gradient(
         part = batch[start : start + chunk_size]
         gradients = sample_gradients(gradient_map, params, part, buffers)
         norms = row_norms(gradients).clamp_min(torch.finfo(gradients.dtype).tiny)
-        # a sample whose gradient is not finite must not turn the sum into NaN
+        # A gradient that is not finite counts as zero, as it would turn the sum into NaN.
         if math.isfinite(max_norm):
             finite = norms.isfinite()
             gradients, norms = gradients.where(finite[:, None], 0), norms.where(finite, 1)

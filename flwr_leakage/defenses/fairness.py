@@ -48,7 +48,8 @@ class ProtectionReport:
 
 
 def protection_report(values: Sequence[float | None], targets: Tensor) -> ProtectionReport:
-    """Return a summary of samples' recovery errors, predicted (I²F) or measured (RMSE), by class.
+    """Return a summary, by class, of samples' recovery errors, predicted ones (such as the
+    inversion influence I²F) or measured ones (RMSE).
 
     Args:
         values: the recovery error of each of the B samples, ≥ 0, where larger is safer; ``None``

@@ -22,7 +22,7 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """Return the cutoffs c (S,), one per sample, that divide the noise energy ‖δ‖² among the
+    """Return the cutoffs c (S,), one per sample, that divide the energy ‖δ‖² of noise δ among the
     samples. A sample gets noise along those singular directions of its Jacobian whose singular
     values lie below c; see :meth:`SampleSpectra.energies`. With ``equal`` all samples get the same
     energy. With ``max_min`` all samples get the same predicted recovery error. As a sample's error
@@ -113,7 +113,9 @@ class InfluenceNoise(Defense):
 
 
 def add_pseudo_gradient(update: Update, noise: Float[Tensor, " P"]) -> Params:
-    """Return ``update.delta`` plus noise (P,) that is given in units of the pseudo-gradient."""
+    """Return ``update.delta`` plus the learning rate times ``noise`` (P,), which is given in units
+    of the pseudo-gradient.
+    """
     scaled = unravel(noise * update.schedule.learning_rate, update.delta)
     cast = {name: value.to(update.delta[name].dtype) for name, value in scaled.items()}
     return add(update.delta, cast)

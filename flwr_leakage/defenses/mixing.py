@@ -110,7 +110,7 @@ def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Ra
 
 
 def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."]:
-    """Return the weighted sum Σⱼ coefficients[i, j] · values[indices[i, j]] for each encoding i."""
+    """Return Σⱼ coefficients[i, j] · values[indices[i, j]] for each encoding i of ``mixing``."""
     mixed = F.embedding_bag(
         mixing.indices.to(values.device),
         values.flatten(1),

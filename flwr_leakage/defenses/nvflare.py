@@ -34,10 +34,10 @@ def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Params:
 class PercentilePrivacy(UpdateDefense):
     """A defense that sets the smallest entries of an update Δ to zero, and clips the others.
 
-    Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of ``Δ /
-    T`` with a magnitude below c become zero, all others are clipped to [−γ, γ]. So NVIDIA FLARE
-    interprets the "largest percentile to share" of Shokri and Shmatikov (2015). There is no
-    guarantee of privacy.
+    Let c be the ``percentile``-th percentile of ``|Δ| / T`` over all entries, with T local steps.
+    Entries of ``Δ / T`` with a magnitude below c become zero, all others are clipped to [−γ, γ].
+    NVIDIA FLARE interprets the "largest percentile to share" of Shokri and Shmatikov (2015) in this
+    way. There is no guarantee of privacy.
 
     Attributes:
         percentile: the percentile in [0, 100]; 10 sets a tenth of the entries to zero, not all but
@@ -115,7 +115,7 @@ class SVTPrivacy(UpdateDefense):
         """Return the update's tensors: drawn entries clipped and noised, and zeros elsewhere."""
 
         def change(vector: Tensor) -> Tensor:
-            # NaN is replaced by 0: it never passes the threshold, so that drawing might not end.
+            # NaN becomes 0, as NaN would never pass the threshold, and drawing might not end.
             clipped = vector.double().nan_to_num(0.0).clamp(-self.gamma, self.gamma)
 
             def noise(count: int, scale: float) -> Tensor:

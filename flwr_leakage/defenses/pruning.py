@@ -25,8 +25,8 @@ def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
     threshold = float(np.partition(magnitudes.numpy(), dropped - 1)[dropped - 1])
     kept = ~(magnitudes <= threshold)
     missing = len(vector) - dropped - int(kept.sum())
-    # Of several entries equal to the threshold, the first ones are kept, so that exactly the asked
-    # number is pruned.
+    # Of several entries equal to the threshold, the first ones are kept, so that exactly
+    # ``dropped`` entries are pruned.
     if missing:
         kept[(magnitudes == threshold).nonzero()[:missing, 0]] = True
     return torch.where(kept.to(vector.device), vector, 0.0)

@@ -38,7 +38,7 @@ def sample_jacobian(
     statistics are held constant at the batch's own.
     """
     samples = local_round.samples(schedule)[:max_samples]
-    # A sample that no local step uses has the weight zero, and does not affect the update.
+    # A sample that no local step uses stays in the result: its weight is zero.
     return samples.jacobian(), samples.weights
 
 
@@ -191,7 +191,8 @@ class SampleSpectra:
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy
 
-        # An RMSE of τ, the standard deviation of the prior, would need infinite energy.
+        # The search ends just below τ, the standard deviation of the prior, as an RMSE of τ would
+        # need infinite energy.
         highest = min(highest, self.prior_std * (1 - 1e-12))
         if excess(highest) <= 0:
             return highest

@@ -174,7 +174,7 @@ class TargetRisk(Defense):
                 math.log(std),
                 xtol=1e-12,
             )
-            # take slightly more noise than the root, so that the target is met
+            # Slightly more noise is taken than the search found, so that rounding misses no target.
             std = min(std, math.exp(level + 1e-11))
         elif met:
             std = weakest

@@ -13,7 +13,8 @@ NAMES = (
 this order counts. Upper case and hyphens make no difference."""
 
 MAX_NAMES = 100
-"""The largest number of characters of metrics' names that a record's note quotes."""
+"""The largest number of characters of metrics' names that a record's note quotes, as an app may
+report any number of metrics."""
 
 
 def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:

@@ -287,13 +287,13 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     _check_shape(name, array.shape, like)
     try:
         value = torch.tensor(_values(array, like))
-    # a client's bytes may cause any error, such as a cut file or too large a size
+    # A client's bytes may cause any error, for example if they end too early.
     except Exception as error:
         raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
     _check_shape(name, value.shape, like)  # the shape in the bytes may differ from the declared one
     if value.is_complex() or value.dtype == torch.bool:
         raise MalformedArraysError(f"{name!r} must hold real numbers, got {value.dtype}.")
-    # A finite float64 may become infinite in the model's dtype, such as float32.
+    # The values must be finite in the model's dtype, too: a large float64 is infinite in float32.
     if not (_is_finite(value) and (value.dtype == like.dtype or _is_finite(value.to(like.dtype)))):
         finite = torch.isfinite(value) & torch.isfinite(value.to(like.dtype))
         count = finite.numel() - int(finite.sum())
@@ -302,8 +302,8 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Return whether all entries are finite. Their sum, which takes a third of the time, is checked
-    first: it is finite only if all entries are.
+    """Return whether all entries are finite. Their sum is checked first, in a third of the time: it
+    is finite only if all entries are.
     """
     total = float(value.sum(dtype=torch.float64))
     return math.isfinite(total) or bool(torch.isfinite(value).all())
@@ -312,7 +312,7 @@ def _is_finite(value: Tensor) -> bool:
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
     """Return ``array.numpy()``, in less time if the array has the dtype and shape of ``like``.
 
-    Then the array begins with a known header, which need not be parsed.
+    Such an array begins with a known header, which need not be parsed.
     """
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize

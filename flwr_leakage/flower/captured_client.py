@@ -157,7 +157,8 @@ def train_and_report(
     received = given[0]
     try:
         server_round = _round_of(message)
-    # only without a defense and limits is an update sent that cannot be measured
+    # If the message names no valid round, the training cannot be measured. Its update is then sent
+    # only without a defense and a gate.
     except ValueError as error:
         return refuse(message, str(error)) if plan.withholds else app(message, ctx)
     kept = Replayed.kept(ctx)
@@ -375,7 +376,7 @@ def _defend_unread(plan: CapturePlan, seen: SeenRound, work: _Work, why: str) ->
     delta = {name: seen.sent[name].to(value.dtype) - value for name, value in params.items()}
     buffers = {name: value for name, value in seen.sent.items() if name not in params}
     answer = Update(delta, buffers, UntoldSchedule(why), seen.num_examples)
-    # Scores, attacks and limits on them need samples, of which there are none here.
+    # Scores, attacks and limits on them are left out, as they need samples.
     bare = replace(plan, scores={}, attack=None, gate=None)
     model = GradientMap(seen.training.roots[0].copy)
     spec = plan.spec or InputSpec((1, 1, 1), 1, known=False)

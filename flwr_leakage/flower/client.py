@@ -80,7 +80,7 @@ class LeakageMod:
                 return withhold(message, holds, audit.sharing)
             return reply
         audit = self._settings(context)
-        # the settings are checked only once, as the check takes as long as scoring a sample
+        # The settings are checked only once, as the check takes as long as scoring a sample.
         if not self._is_checked:
             try:
                 check_limits(audit.gate, audit.scores)
@@ -106,8 +106,8 @@ class LeakageMod:
             session.train_seconds = time.process_time() - start
             try:
                 return self._finish(message, reply, session, sent)
-            # Flower would send the error's text to the server, and it may reveal facts about
-            # samples
+            # Flower would send the error's text to the server. As this text may reveal facts about
+            # samples, a fixed text replaces it.
             except Exception as error:
                 return withhold(message, error, audit.sharing)
 
@@ -133,7 +133,7 @@ class LeakageMod:
             remark=audit.remark,
             own_config=audit.own_config,
         )
-        # without scores and a defense the arrays need not be read
+        # Without scores and a defense the arrays need not be read, and only the note is sent.
         if not (measures or audit.defends):
             remember(session.context, session.server_round, note, audit.score_plan.keep_rounds)
             told = audit.sharing.travelling(note, released_as_trained=True, remark=audit.remark)

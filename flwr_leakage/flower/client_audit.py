@@ -59,7 +59,7 @@ class ClientAudit:
         check_rounds: a function of a round's number that returns true for rounds in which the
             update is compared with a replay in any case; ``None`` if there is no such round.
         num_threads: the number of torch threads while training, scoring and defending; ``None``
-            leaves it as it is.
+            keeps torch's setting.
         attack: the client's attack on its own defended update, or ``None``. It is a ``SelfAttack``,
             or an attack, which is run with the default settings of ``SelfAttack``. It needs the
             package's extra ``server``.
@@ -208,7 +208,8 @@ def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     measured, unknown = quantities(scores)
     known = {name.partition("/")[0] if "/" in name else name for name in measured}
     missing = sorted(name for name in gate.scores if name.partition("/")[0] not in known)
-    # a score that failed on the small model may still measure the quantity on the client's model
+    # If a score failed on the small model, there is no error, as the score may still measure the
+    # quantity on the client's model.
     if missing and not unknown:
         raise ValueError(
             f"the gate's limits must be of what the scores measure ({', '.join(measured)}), got "

@@ -230,7 +230,7 @@ def explain_by_replay(session: Session, exposure: Exposure) -> Explained:
             return Explained(str(kept["sentence"]), bool(kept["fails"]))
     start = time.process_time()
     found = explain_update(audit.gradient_map, exposure)
-    # If samples are missing, no replay is made, so that the check counts no time.
+    # Without a distance no replay was made, as samples are missing, and the check counts no time.
     seconds = time.process_time() - start if found.distance is not None else 0.0
     sentence = f"in round {session.server_round}, {found.sentence}"
     session.context.state[EXPLAINED_KEY] = ConfigRecord(

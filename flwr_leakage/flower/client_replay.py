@@ -90,7 +90,7 @@ class Replayed:
     num_arrays: int = 0
 
     def keep(self, context: Context) -> None:
-        """Write the result into the client's state."""
+        """Write this result of a replay into the client's state."""
         content = {**vars(self), "facts": self.facts.to_dict() if self.facts else None}
         context.state[REPLAY_KEY] = ConfigRecord({"replay": json.dumps(content)})
 
@@ -347,7 +347,7 @@ def look(
     context: Context,
 ) -> ReplayResult:
     """Return the result for a training that is not replayed. If something changed, the next
-    training will be.
+    training will be replayed.
 
     A replay repeats the training to check the sent update. Here ``glance`` only observed the
     parameters at the start and the end, the optimizer's settings and the number of steps. ``facts``
@@ -396,7 +396,8 @@ def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked:
 
 
 def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
-    # under secure aggregation the sent arrays are masked and cannot be compared
+    # Under secure aggregation the sent arrays are masked and cannot be compared, so that none of
+    # them counts as different.
     if not seen.answer:
         return glance.causes(lambda _: [])
     causes = glance.causes(partial(not_sent, seen))

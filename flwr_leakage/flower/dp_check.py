@@ -226,8 +226,8 @@ def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pix
     image from it.
 
     ``noise_to_clip`` is the noise's standard deviation divided by the clipping norm; ``multiplier``
-    is it divided by the largest distance of two clipped updates. ``num_pixels`` is the number of
-    values of an input.
+    is the same standard deviation divided by the largest distance of two clipped updates.
+    ``num_pixels`` is the number of values of an input.
     """
     if multiplier == 0:
         return "An attacker sees the clipped update as it is."
@@ -261,9 +261,9 @@ def _central(
     sampled, multiplier = wrapper.num_sampled_clients, wrapper.noise_multiplier
     adaptive = "Adaptive" in about
     if adaptive and multiplier > 0:
-        # ``noise_multiplier`` is that of the noise on the average. The noisy count by which the
-        # clip is adapted reveals more, and both together have the smaller multiplier that the user
-        # stated.
+        # The wrapper's ``noise_multiplier`` is that of the noise on the average. The noisy count of
+        # clipped updates, by which the clip is adapted, reveals more. Both releases together are as
+        # private as one with the smaller multiplier that is computed here.
         count = wrapper.clipped_count_stddev
         multiplier = (multiplier**-2 + (2 * count) ** -2) ** -0.5 if count else 0.0
     asked = asked_clients(inner, num_clients)

@@ -51,7 +51,7 @@ class Heard:
     def stop(self) -> None:
         """Stop listening, and restore the grids' own methods.
 
-        If a round has begun and its results were not shown to the strategy, it is recorded as lost.
+        A round that has begun is recorded as lost if its results were not shown to the strategy.
         """
         self.tell_of_lost_round()
         for grid, before in self._grids:

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 SERVER_NODE_ID = 1
 
 FIRST_NODE_ID = 1 << 32
-"""The node id of the client with partition 0."""
+"""The node id of the client with partition 0, which is larger than any number of a partition."""
 
 
 class InlineGrid(Grid):
@@ -115,7 +115,7 @@ class InlineGrid(Grid):
         TaskIdentity.node_id = node_id
         try:
             return _through_the_wire(self._app(_through_the_wire(message), self._contexts[node_id]))
-        # a node whose app fails replies with an error, as on Flower's runtimes
+        # A node whose app fails replies with an error, as on Flower's runtimes.
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

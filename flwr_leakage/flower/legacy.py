@@ -76,7 +76,8 @@ class LegacyHonestButCurious(Strategy):
         ``aggregate_fit_custom``. If the name begins with ``aggregate_fit``, the updates among the
         method's arguments are audited, too.
         """
-        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``
+        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``. Without this error,
+        # the lookup would call this method for ``strategy`` again and again.
         if name == "strategy":
             raise AttributeError(name)
         found = getattr(self.strategy, name)
@@ -126,7 +127,7 @@ class LegacyHonestButCurious(Strategy):
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
         try:
             aggregated = aggregate(*given, **named)
-        # the strategy's error ends the run, but the updates that were sent are still audited
+        # The strategy's error ends the run, but the updates that were sent are still audited.
         except Exception:
             self._inspect(server_round, looked, len(results))
             raise
@@ -209,8 +210,8 @@ class LegacyHonestButCurious(Strategy):
             return []
         try:
             sent = [(model, self._whole(server_round, model)) for model in models]
-        # Reading arrays of an unknown app may raise any error. The clients' notes are recorded in
-        # any case.
+        # Reading the arrays of an unknown app may raise any error. It becomes a warning, so that
+        # the clients' notes are recorded in any case.
         except NotFiniteError as error:
             self.audit.warn_once(server_round, -1, diverged(error))
             return []
@@ -314,7 +315,7 @@ class LegacyHonestButCurious(Strategy):
 
 
 def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
-    """Return the values without repetitions, in their order."""
+    """Return the models in ``several``, each once, in the order in which they first occur."""
     found: list[Parameters] = []
     for parameters in several:
         if parameters not in found:
@@ -402,7 +403,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
     ) -> None:
         super().__init__(strategy, audit, client_id_key)
-        # numbers of rounds for which the server's own evaluation was already recorded
+        # For these rounds the server's own evaluation was already recorded.
         self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
@@ -451,7 +452,8 @@ class ObservedLegacy(LegacyHonestButCurious):
 
 
 def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
-    # drawing the report's page may draw from the process-wide random generators
+    # Drawing the report's page may draw from the process-wide random generators. Their states are
+    # restored, so that the app's own draws do not change.
     with random_states_kept():
         guarded(audit, 0, heard.stop)
         guarded(audit, 0, audit.tracker.close)

@@ -19,7 +19,7 @@ from flwr_leakage.report.page import as_shown
 from flwr_leakage.tracking import JsonlTracker, read_run
 from flwr_leakage.tracking.text import plain_text
 
-# Flower's own logger, so that Flower's settings of level and format apply
+# The logger is Flower's own, so that Flower's settings of level and format apply.
 _LOG = logging.getLogger("flwr")
 SECONDS = 15.0
 """The least number of seconds between two log lines about a running attack."""

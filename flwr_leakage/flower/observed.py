@@ -232,7 +232,8 @@ class Observed(HonestButCurious):
         self._guarded(server_round, tell_round, self.audit, server_round)
 
     def _finish(self) -> None:
-        # drawing the report's page may draw from the process-wide random generators
+        # Drawing the report's page may draw from the process-wide random generators. Their states
+        # are restored, so that the app's own draws do not change.
         with random_states_kept():
             self.audit.tracker.close()
             tell_end(self.folder)

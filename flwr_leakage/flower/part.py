@@ -196,14 +196,15 @@ class Variates:
         step = scale(delta, -1 / rate)
         gap = subtract(step, add(change, server))
         if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
-            # the control variates do not explain this step, so that their effect cannot be removed
+            # The control variates do not explain this step, so that their effect cannot be removed.
             return delta
         return scale(own, -rate)
 
 
 _VARIATES_FIT = 1e-3
 """The largest relative difference between a client's step and the step that its control variates
-(SCAFFOLD) explain, at which their effect is removed."""
+(SCAFFOLD) explain, at which their effect is removed. With a larger difference the observed change
+of the parameters is attacked as it is."""
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:

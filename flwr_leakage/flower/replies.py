@@ -29,8 +29,8 @@ pairs of a metric's name and length, with −1 as the length of a single number.
 
 
 MAX_REASON = 500
-"""The largest number of characters of a client's own text, such as an error, that are recorded in a
-round."""
+"""The largest number of characters of a client's own text, such as an error, that a record
+quotes."""
 
 
 def unwrapped(strategy: Any) -> Iterator[Any]:
@@ -65,7 +65,7 @@ class Needs:
         for inner in unwrapped(strategy):
             key = getattr(inner, "weighted_by_key", None)
             found = key if found is None and isinstance(key, str) else found
-            # all of Flower's own strategies derive from FedAvg
+            # Flower's own strategies derive from FedAvg, and demand exactly one ``MetricRecord``.
             checks = checks or isinstance(inner, FedAvg)
             if isinstance(key := getattr(inner, "train_loss_key", None), str):
                 numbers.append(key)

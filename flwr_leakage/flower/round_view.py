@@ -137,12 +137,12 @@ class RoundView:
         faults = self.sent.unasked(replies)
         layouts = {}
         for place, reply in enumerate(replies):
-            # replies with errors are skipped, as strategies do not aggregate them
+            # Replies with errors are skipped, as strategies do not aggregate them.
             if reply.has_error() or place in faults:
                 continue
             try:
                 layouts[place] = check(place, reply)
-            # a client's reply may hold anything, so that any error may occur
+            # A client's reply may hold anything, so that any error may occur.
             except Exception as error:
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
@@ -199,7 +199,7 @@ class RoundView:
             return None, check_like(records[0], self.sent.arrays(node))
         try:
             params, buffers, _ = self._state_sent_to(node)
-        # these are the server's own arrays, so that no client is to blame
+        # The arrays are those that the server sent, so that no client is to blame.
         except NotFiniteError as error:
             self.audit.warn_once(self.server_round, -1, diverged(error))
             return None, ()
@@ -246,8 +246,8 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Check that the server, too, sent the arrays ``narrow`` with less precision than the
-        model's.
+        """Check that the arrays named ``narrow``, which a reply has with less precision than the
+        model's, were sent to the client with less precision, too.
 
         Less precise arrays have fewer bits than the model's, or whole numbers in the place of
         floating-point ones.

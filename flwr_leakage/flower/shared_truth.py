@@ -26,7 +26,7 @@ class TruthFolder:
 
         Only the user who runs the client can read the file.
         """
-        # imported here, as it needs packages of the extra ``server``
+        # The import is inside the method, as it needs packages of the extra ``server``.
         from flwr_leakage.audit.kept import truth_to_bytes
 
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -83,7 +83,8 @@ class HonestButCurious(Strategy):
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped strategy's attribute of a name that this class lacks."""
-        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``
+        # ``copy`` looks up attributes before ``__init__`` has set ``strategy``. Without this error,
+        # the lookup would call this method for ``strategy`` again and again.
         if name == "strategy":
             raise AttributeError(name)
         return getattr(self.strategy, name)

@@ -19,8 +19,8 @@ UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
 """The audit's input spec as long as no client has told one. Nothing is attacked under this spec."""
 
 UNTOLD_SCHEDULE = LocalSchedule(1.0)
-"""The audit's schedule if the operator gave none. Each client is attacked under the schedule that
-it told."""
+"""The placeholder for the audit's schedule if the operator gave none. Each client is attacked under
+the schedule that it told."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class ToldAudit(ServerAudit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._spared: dict[tuple[int, int], int] = {}
-        # by client id, the input specs of clients that told a public normalisation
+        # These are, by client id, the input specs of clients that told a public normalisation.
         self._specs: dict[int, InputSpec] = {}
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Note that a client is not attacked in this round; :meth:`inspect` then records only its
-        training.
+        """Note that a client with ``num_examples`` samples is not attacked in this round;
+        :meth:`inspect` then records only its training.
         """
         self._spared[server_round, client_id] = num_examples
 
@@ -188,7 +188,7 @@ class ToldAudit(ServerAudit):
                 return
             try:
                 one = self._told_steps(told)
-            # the client told no steps or no inputs, without which nothing can be tested
+            # The client told no steps or no inputs, without which nothing can be tested.
             except ValueError:
                 return
             optimizer = told.optimizer
@@ -259,7 +259,7 @@ class ToldAudit(ServerAudit):
                 assumed[client_id] = one
             except ValueError as error:
                 refused[client_id] = str(error).rstrip(".")
-            # an error in one client's account must not stop the others' audit
+            # An error in one client's account must not stop the audit of other clients.
             except Exception as error:
                 refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused
@@ -277,8 +277,8 @@ class ToldAudit(ServerAudit):
         the clients told. If a client truly trained otherwise, the attack may fail; a false account
         of a minority changes nothing. The mean is refused if no such majority agrees, or if the
         steps of all clients use more than ``max_samples`` samples. Both results, the assumptions
-        and the reasons of a refusal, are keyed by client id, and one of them is empty. ``refused``
-        are clients without usable assumptions.
+        and the reasons of a refusal, are keyed by client id, and one of them is empty. ``assumed``
+        are the assumptions about each client, and ``refused`` the reasons why some have none.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)

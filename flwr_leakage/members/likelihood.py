@@ -2,8 +2,8 @@
 
 The gradients of records are modelled as draws of a Gaussian, whose covariance is estimated from
 records that are no members (Leemann, Pawelczyk and Kasneci, Gaussian Membership Inference Privacy,
-NeurIPS 2023). The test needs the records' labels. It also works if no layer's row space shows
-members.
+NeurIPS 2023). The test needs the records' labels. It also works if the row space of no layer's
+update shows members.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 RIDGES = (1e-1, 1e-3, 1e-5)
-"""Ridges ρ, relative to the mean squared length of the reference's gradients. A ridge sets the
-variance of the Gaussian in directions in which the reference's gradients do not vary. A rehearsal
-(a repetition of the round on records that are no members) weights the likelihood ratios of all
-three. On four development draws each, the smallest ridge found most members after one step of a
-ConvNet, and the middle one after several local steps and for texts. The largest is meant for
-updates with noise; this was not measured."""
+"""Ridges ρ, relative to the mean squared length of the reference's gradients, those of records that
+are no members. A ridge sets the variance of the Gaussian in directions in which these gradients do
+not vary. A rehearsal (a repetition of the round on records that are no members) weights the
+likelihood ratios of all three. On four development draws each, the smallest ridge found most
+members after one step of a ConvNet, and the middle one after several local steps and for texts. The
+largest is meant for updates with noise; this was not measured."""
 
 
 def log_likelihood_ratios(
@@ -84,11 +84,11 @@ class Reference:
     ) -> Float[Tensor, "V N L"]:
         """Return the log-likelihood ratios of N records in V updates, for each of L ridges.
 
-        With N (R, D) the reference's sketches, the covariance is ``Σ = (NᵀN + ρI)/R``. So ``Σ⁻¹x``
-        is ``x − Nᵀ(NNᵀ + ρI)⁻¹Nx`` up to a factor (Woodbury), which is left out. The gradients'
-        mean is not subtracted: the centred gradients sum to zero, so that all but one would
-        determine the last. For a record of the reference itself, Σ is estimated from the other
-        records.
+        With H (R, D) the reference's sketches and a ridge ρ, the covariance is
+        ``Σ = (HᵀH + ρI)/R``. So ``Σ⁻¹x`` is ``x − Hᵀ(HHᵀ + ρI)⁻¹Hx`` up to a factor (Woodbury),
+        which is left out. The gradients' mean is not subtracted: the centred gradients sum to zero,
+        so that all but one would determine the last. For a record of the reference itself, Σ is
+        estimated from the other records.
 
         Args:
             updates: the pseudo-gradients of V updates.
@@ -121,7 +121,7 @@ class Reference:
         return torch.stack(each)
 
     def _inverses(self, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(NNᵀ + ρI)⁻¹`` (L, K, K) for L ridges, and the ridges ρ (L,). N (K, D) has the
+        """Return ``(HHᵀ + ρI)⁻¹`` (L, K, K) for L ridges, and the ridges ρ (L,). H (K, D) has the
         sketches of the K records of the reference at which ``known`` (R,) is true.
         """
         gram = self.gram[known][:, known]
@@ -142,7 +142,7 @@ class Reference:
         the reference at which ``known`` is true. ``cross`` are the inner products of their
         gradients with those of the K records, ``energies`` those with themselves, and ``along``
         those with the update. ``of_known`` are the inner products of all the reference's gradients
-        with the update.
+        with the update, and ``count`` is the number of the update's samples.
         """
         inverses, _ = self._inverses(known)
         weights = cross @ inverses
@@ -153,10 +153,11 @@ class Reference:
         self, known: Tensor, along: Float[Tensor, " R"], count: int
     ) -> Float[Tensor, "K L"]:
         """Return the log-likelihood ratios (K, L) of the K records of the reference at which
-        ``known`` is true, each by a covariance from the K − 1 others. Let ``Q = (NNᵀ + ρI)⁻¹``,
-        with N the K sketches. The part of gradient i that the others do not explain has the inner
-        product ``(Q N ḡ)ᵢ / Qᵢᵢ`` with an update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur
-        complement).
+        ``known`` is true, each by a covariance from the K − 1 others. Let ``Q = (HHᵀ + ρI)⁻¹``,
+        with H the K sketches. The part of gradient i that the others do not explain has the inner
+        product ``(Q H ḡ)ᵢ / Qᵢᵢ`` with the update ḡ, and the squared length ``1/Qᵢᵢ − ρ`` (Schur
+        complement). ``along`` are the inner products of all R sketches with ḡ, and ``count`` is the
+        number of the update's samples.
         """
         inverses, ridges = self._inverses(known)
         own = inverses.diagonal(dim1=1, dim2=2)

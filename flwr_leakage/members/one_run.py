@@ -79,9 +79,9 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε for which ``right`` right ones among ``guesses`` guesses refute (ε,
-    ``delta``)-differential privacy at the significance ``level``; 0 if they refute no ε. ``count``
-    is the number of canaries: known records, each a member with probability 1/2.
+    """Return the largest ε for which (ε, ``delta``)-differential privacy is refuted, at the
+    significance ``level``, if ``right`` of ``guesses`` guesses are right; 0 if no ε is refuted.
+    ``count`` is the number of canaries: known records, each a member with probability 1/2.
     """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:

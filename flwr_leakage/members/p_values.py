@@ -11,11 +11,13 @@ from torch import Tensor
 
 TAIL_SHARE = 0.05
 """The share of the null records (known not to be members), those with the smallest statistics, from
-which the rate α of the exponential tail is estimated; see :func:`tail_p_values`."""
+which the rate α of the exponential tail is estimated; see :func:`tail_p_values`. With a larger
+share the estimate varies less, but rests more on statistics outside of the tail."""
 
 SMALLEST_TAIL = 10
 """The least number of null records (known not to be members) in the tail of smallest statistics.
-With fewer, no tail is fitted."""
+With fewer, no tail is fitted. With this number the lower limit of α, which is used, is about half
+of the estimate."""
 
 
 def rank_p_values(

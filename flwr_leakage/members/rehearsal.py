@@ -54,8 +54,8 @@ members. On twelve development draws of DP-SGD with ε = 1 this raised the AUC f
 gradient cosine alone has 0.56."""
 
 DRAWS = 16
-"""The largest number of draws in a rehearsal. Each draw repeats the client's round on other records
-of the server's own."""
+"""The largest number of draws in a rehearsal, which bounds its cost. Each draw repeats the client's
+round on other records of the server's own."""
 
 STRANGERS = 50
 """The least number of the server's records in a rehearsal that are not in the repeated update, with
@@ -68,9 +68,9 @@ is best if members hardly differ from other records, as the weights would otherw
 few drawn members."""
 
 STEPS = 1000
-"""The largest number of local steps of a rehearsal, which repeats the client's round several times,
-over all repetitions. The limit is needed because clients state their number of steps themselves. No
-rehearsal is made for an update of more steps."""
+"""The largest number of local steps of a rehearsal, over all its repetitions of the client's round.
+The limit is needed because clients state their number of steps themselves. No rehearsal is made for
+an update of more steps."""
 
 LONGEST = 8.0
 """The ratio of the norm of the client's update to the largest norm of a repeated update above which
@@ -82,8 +82,9 @@ TOGETHER = 512
 """The number of records whose gradients' sketches are in memory at a time; each takes 0.25 MiB."""
 
 POOL = 300
-"""The number of records, none in the client's update, that a rehearsal draws from to repeat the
-round. It is larger only for updates of over 100 samples."""
+"""The largest number of records, none in the client's update, from which a rehearsal draws to
+repeat the round. For an update of over 100 samples it is three times their number. A rehearsal gets
+at most half of the null records."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,8 @@ def rehearse(
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
         generator: draws the records that become members.
-        noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
+        noise_std: the standard deviation of a defense's noise on the pseudo-gradient. The repeated
+            update gets such noise, too.
         optimizer: the name of the client's optimizer, one of
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
         reference: the gradients of null records, for the likelihood; the first of them are those of
@@ -396,10 +398,9 @@ def _signal_size(
     It is the larger of two estimates. With repeated updates Rₖ of draws from ``pool`` that share no
     record, ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² =
     (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the
-    squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is an
-    estimate. The first estimate is replaced by its standard error if that is larger, and by 1 if
-    the repeated updates have no common direction. The result is at most 1, as clipping only
-    shortens updates.
+    squared norm dσ² of the noise on d entries counts twice, as σ = ``noise_std`` is an estimate.
+    The first estimate is replaced by its standard error if that is larger, and by 1 if the repeated
+    updates have no common direction. The result is at most 1, as clipping only shortens updates.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -410,7 +411,7 @@ def _signal_size(
         total += row
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
-    # K times the mean of ⟨Rₖ, Rₗ⟩ over k ≠ l, for K repeated updates
+    # ``common`` is K times the mean of ⟨Rₖ, Rₗ⟩ over k ≠ l, for K repeated updates Rₖ.
     common = (float(total @ total) - energy) / max(count - 1, 1)
     along = 1.0
     if common > 0:
@@ -426,8 +427,8 @@ def _compute_each(
     reference: Reference | None,
     rows: slice | None,
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the statistics (N, F) of N labelled records for each update in ``seen``. They are
-    computed in one pass if all updates have the same buffers.
+    """Return the statistics (N, F) of N labelled records for each update in ``seen``, in one pass
+    if all updates have the same buffers. All arguments are those of :func:`compute_features`.
     """
     if not seen:
         return []

@@ -27,7 +27,7 @@ LABELLED: tuple[Labelled, ...] = get_args(Labelled)
 
 GRADIENTS = 2**24
 """The number of entries of per-sample gradients that are in memory at a time: 64 MiB in single
-precision."""
+precision. At least one gradient and at most 32 are in memory."""
 
 
 WIDTH = 2**15

@@ -51,7 +51,8 @@ def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> 
         if callable(reset := getattr(layer, "reset_parameters", None))
     ]
     seed = int(torch.randint(2**62, (), generator=generator))
-    # reset_parameters draws from torch's global generator, which is seeded here from ``generator``.
+    # ``reset_parameters`` draws from torch's global generator. So that one is seeded here by a draw
+    # from ``generator``, and restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for _, reset in layers:

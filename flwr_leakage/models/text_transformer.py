@@ -120,8 +120,8 @@ class _Block(nn.Module):
         allowed = seen[:, None, None]
         if self.causal:
             allowed = allowed & torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-        # The number is finite, as the softmax of a row of −∞ is undefined, which a text of padding
-        # alone would have.
+        # −1e9 is used in place of −∞: a text of padding alone has no allowed position, and the
+        # softmax of a row of −∞ is undefined.
         mixed = scores.masked_fill(~allowed, -1e9).softmax(-1) @ v
         states = states + self.drop(self.output(mixed.transpose(1, 2).flatten(2)))
         return states + self.drop(self.outer(F.gelu(self.inner(self.norm2(states)))))

@@ -16,8 +16,8 @@ class AbsoluteInfluence(SampleScore):
     """A score: the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ with an absolute damping ε.
 
     J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, λ are the
-    eigenvalues of JJᵀ, and δ is the perturbation of the sample's gradient. This is the extension to
-    a singular J by Zhang et al. (2023, section 4). There ε is a hyperparameter in the units of λ,
+    eigenvalues of JJᵀ, and δ is the perturbation of the sample's gradient. Zhang et al. (2023,
+    section 4) extend I²F by ε to a singular J. Their ε is a hyperparameter in the units of λ,
     chosen so that attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. As λ scales with
     the square of the loss, the same ε damps a different share of the spectrum on every model.
     ``InversionInfluence`` therefore takes ε/λmax instead.

@@ -42,7 +42,7 @@ class Column:
     """The values of one quantity for S samples, as a score computes them.
 
     Attributes:
-        name: the field's name of the quantity.
+        name: the name of the quantity, such as ``lambda_max``.
         values: (S,) the values; NaN or infinity where there is no number.
         unit: the unit, such as ``1`` or ``model input``.
         direction: the meaning of a larger value.
@@ -278,8 +278,8 @@ class Numbers(NamedTuple):
 
 
 def nothing_hidden(problem: SampleProblem) -> Numbers:
-    """Return the reconstruction error zero, with the state ``exact``, for samples that no
-    perturbation hides.
+    """Return the reconstruction error zero, with the state ``exact`` and a note, for each sample of
+    ``problem``, if no perturbation hides any of them.
     """
     zeros = torch.zeros(len(problem), dtype=torch.float64)
     return Numbers(zeros, [UNDEFENDED] * len(problem), zeros, states_of(zeros, "exact"))
@@ -288,9 +288,10 @@ def nothing_hidden(problem: SampleProblem) -> Numbers:
 def damped_norms(
     problem: SampleProblem, solved: DampedSolution, place: int, tolerance: float, max_steps: int
 ) -> Numbers:
-    """Return ‖x‖/√N of each sample's solution x (N,) of a damped system, the influence of its
-    perturbation δ, for the damping of index ``place``. A norm that did not converge becomes NaN,
-    and its note gives a lower bound.
+    """Return ‖x‖/√N of each sample's solution x (N,) of (JJᵀ + εI)x = Jδ, the influence of its
+    perturbation δ. J is the Jacobian of the sample's gradient, and ε the damping of index ``place``
+    in ``solved``. A norm that did not converge to ``tolerance`` in ``max_steps`` steps of LSQR
+    becomes NaN, and its note gives a lower bound.
     """
     root = problem.operator.num_inputs**0.5
     done, norms = solved.converged[:, place], solved.norms[:, place] / root

@@ -18,11 +18,11 @@ class BayesianBound(SpectralBound):
 
     The sum is over the N eigenvalues λₖ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
     gradient, and σ is the standard deviation of the noise on that gradient. If the gradient were
-    linear in the image, it would be the expected RMSE of the best attacker, biased or not, whose
-    prior of every input is N(μ, τ²). It holds for the mean over images drawn from this prior. (For
-    the network itself, without linearisation, the bound of van Trees 1968 holds, which averages JJᵀ
-    over these images. It is at most the mean of the bound here.) It does not hold for a single
-    image. Real images have a better prior than independent pixels: an attacker with a prior of
+    linear in the image, the bound would be the expected RMSE of the best attacker, biased or not,
+    whose prior of every input is N(μ, τ²). The bound holds for the mean over images drawn from this
+    prior, and not for a single image. (For the network itself, without linearisation, the bound of
+    van Trees 1968 holds, which averages JJᵀ over these images, and is at most the mean of the bound
+    here.) Real images have a better prior than independent pixels: an attacker with a prior of
     smooth images may have a smaller error. ``TargetRisk`` chooses its noise by this formula.
 
     Attributes:

@@ -30,7 +30,9 @@ class CramerRaoBound(SpectralBound):
     """
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """Return σ²/λ (S, k) for eigenvalues λ (S, k) of JJᵀ and noise deviations σ (S, 1)."""
+        """Return σ²/λ (S, k) for eigenvalues λ (S, k) of JJᵀ, with J the Jacobian of a sample's
+        gradient, and standard deviations σ (S, 1) of the noise on that gradient.
+        """
         return noise_std**2 / eigenvalues
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

@@ -19,13 +19,14 @@ from flwr_leakage.spectral import Lanczos
 from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
 ROUNDING = 1e-15
-"""The ratio λ/λmax below which an eigenvalue λ of JJᵀ, computed in float64, consists of rounding
-errors alone."""
+"""The ratio λ/λmax below which an eigenvalue λ of JJᵀ, computed in float64 from a Jacobian J,
+consists of rounding errors alone."""
 
 
 @dataclass(frozen=True)
 class EigenvalueMean:
-    """The mean of a function f over the N eigenvalues λ of JJᵀ, for each of S samples.
+    """The mean of a function f over the N eigenvalues λ of JJᵀ, for each of S samples, with J the
+    Jacobian of a sample's gradient by its N inputs.
 
     Attributes:
         values: (S,) the means.

@@ -35,7 +35,7 @@ class ExtremesScore(SampleScore):
 
     def extremes(self) -> LAVP:
         """Return the score that measures the largest eigenvalue λmax of JJᵀ and, if ``smallest`` is
-        set, after it the smallest one λmin.
+        set, after it the smallest one λmin; J is the Jacobian of a sample's gradient.
         """
         return LAVP(
             ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),

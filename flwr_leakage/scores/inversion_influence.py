@@ -129,8 +129,8 @@ class InversionInfluence(SampleScore):
         for place, damping in enumerate(dampings):
             lowest, value = solved.lower_bounds[:, place], solved.norms[:, place]
             widest = lowest * (1 + solved.residual[:, place])
-            # The rounding error of J, relative to its largest singular value, changes (JJᵀ + εI)⁻¹J
-            # by at most the second term.
+            # ``problem.rounding`` is the rounding error of J relative to √λmax. It is amplified by
+            # √λmax ‖(JJᵀ + εI)⁻¹J‖, which is at most 1/(2 √(ε/λmax)).
             slips = value * problem.rounding * (8 + 1 / (2 * damping**0.5))
             notes = first_notes(
                 notes_where(flat, "J = 0: the gradient does not depend on the input"),
@@ -159,9 +159,10 @@ class InversionInfluence(SampleScore):
         label: str,
         draws: Draws,
     ) -> Column:
-        """Return the column of the expected influence √(Σλᵢ/(λᵢ + ε)²/N) at one ``damping`` ε/λmax,
-        from the eigenvalues λᵢ (S, N) of the dense JJᵀ, or by quadrature with ``draws`` if
-        ``spectrum`` is ``None``. The column's name ends in ``label``.
+        """Return the column of the expected influence √(Σλᵢ/(λᵢ + ε)²/N) at one ``damping`` ε/λmax.
+
+        ``spectrum`` are the N eigenvalues λᵢ of JJᵀ, with J a sample's dense Jacobian; ``None`` for
+        quadrature with ``draws``. The column's name ends in ``label``.
         """
         if spectrum is not None:
             total, width, top = _dense_sum(spectrum, problem.rounding, damping)
@@ -199,9 +200,9 @@ class InversionInfluence(SampleScore):
 def _dense_sum(
     eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return Σλᵢ/(λᵢ + ε)² over the ``eigenvalues`` λᵢ of each sample's JJᵀ, a bound of its
-    rounding error, and λmax, each (S,). ``rounding`` is the relative error of products with J, and
-    ``damping`` is ε/λmax.
+    """Return Σλᵢ/(λᵢ + ε)² over the ``eigenvalues`` λᵢ of JJᵀ for each sample's Jacobian J, a bound
+    of its rounding error, and λmax, each (S,). ``rounding`` is the relative error of products with
+    J, and ``damping`` is ε/λmax.
     """
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top

@@ -42,7 +42,9 @@ class JacobianNorm(SampleScore):
             raise ValueError(f"num_probes must be at least 2, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the columns ``jacobian_norm`` (‖J‖₂) and ``jacobian_frobenius_norm`` (‖J‖_F)."""
+        """Return the columns ``jacobian_norm`` (‖J‖₂) and ``jacobian_frobenius_norm`` (‖J‖_F), with
+        J the Jacobian of each sample's gradient.
+        """
         found = problem.largest(self.tolerance, self.max_steps)
         top = numbers_of(found.estimate, "at least", "λmax")
         squares = []

@@ -92,8 +92,8 @@ class JointInfluence:
             return _Joint(solution, None, "lower bound", error, note)
         dampings = (self.relative_damping,)
         solved = solve_damped(operator, delta, dampings, self.tolerance, self.max_steps)
-        # The norm of a damped solution is below that of the undamped one, and an early iterate's is
-        # still smaller. So it is a lower bound.
+        # The norm of a damped solution is below that of the undamped solution, and the norm of an
+        # early iterate is below both. So the norm found is a lower bound.
         note = f"about this or more: damped by {self.relative_damping:g} λmax"
         if not bool(solved.converged[0, 0]):
             note += f", and stopped after {self.max_steps} steps"

@@ -27,7 +27,9 @@ class LambdaMax(SampleScore):
     max_steps: int = 60
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the column ``lambda_max``: the largest eigenvalue of each sample's JJᵀ."""
+        """Return the column ``lambda_max``: the largest eigenvalue of JJᵀ, with J the Jacobian of
+        each sample's gradient.
+        """
         found = problem.largest(self.tolerance, self.max_steps)
         numbers = numbers_of(found.estimate, "at least")
         return [numbers.column("lambda_max", "1", "larger is safer")]

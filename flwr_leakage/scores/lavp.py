@@ -107,7 +107,7 @@ class LAVP(SampleScore):
         ]
         values = torch.where(directed, found.values, torch.nan)
         # If the projection I − ĝĝᵀ, with ĝ = g/‖g‖, removes nearly all of J, the result consists of
-        # J's rounding errors.
+        # J's rounding errors. So the error bar grows with the removed part.
         slips = 2 * problem.rounding * operator.removed.double() * values.sqrt()
         return Numbers(values, first_notes(notes, found.notes), found.errors + slips, states)
 

@@ -56,7 +56,7 @@ class LayerShares(SampleScore):
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return for each layer the columns ``layer_share/…``, its share of ‖J‖_F², and
-        ``layer_top_share/…``, its share of λmax.
+        ``layer_top_share/…``, its share of the largest eigenvalue of JJᵀ. J is a sample's Jacobian.
         """
         slices = layer_slices(problem.samples.params)
         probes = []
@@ -66,13 +66,15 @@ class LayerShares(SampleScore):
         drawn = torch.stack(probes)
         totals = drawn.sum(1)
         shares = drawn.sum(0) / totals.sum(0)
-        # To first order, the error of a ratio of means is the mean of these residuals.
+        # To first order, the error of a ratio of means is the mean of these residuals, whose spread
+        # gives the error bar.
         residuals = (drawn - shares * totals[:, None]) / totals.mean(0)
         bars = mean_with_error(residuals.flatten(1))[1].view_as(shares) + 4 * problem.rounding
         top = problem.largest(self.tolerance, self.max_steps)
         along = _squares(problem.operator.matvec(top.vectors), slices)
         part = along / along.sum(0)
-        # If a unit vector is off by an angle φ, a squared part p of it is off by 2φ√p + φ².
+        # If a unit vector is off by an angle φ, the squared length p of a part of it is off by at
+        # most 2φ√p + φ².
         slips = top.angle * (2 * part.sqrt() + top.angle) + 4 * problem.rounding
         flat = notes_where(along.sum(0) == 0, "J = 0: no layer tells about the input")
         return [
@@ -88,7 +90,10 @@ class LayerShares(SampleScore):
 
 
 def _squares(image: Tensor, slices: dict[str, list[slice]]) -> Tensor:
-    """Return the squared norm (L, S) of each of L layers' slices in S flat gradients (S, P)."""
+    """Return the squared norm (L, S) of each layer's entries in ``image``, S flat gradients (S, P).
+
+    ``slices`` are the slices of the entries of the L layers, by the layer's name.
+    """
     squared = image.double() ** 2
     return torch.stack(
         [torch.cat([squared[:, s] for s in where], 1).sum(1) for where in slices.values()]

@@ -14,13 +14,16 @@ from flwr_leakage.scores.base import Column, SampleScore, notes_where
 from flwr_leakage.spectral.estimate import normalize_rows
 
 Oracle = Callable[[Tensor], Tensor]
-"""A function from inputs (S, N) to gradients (S, P). A black-box score may call nothing else."""
+"""A function from S inputs (S, N) to their gradients (S, P). A black-box score may call nothing
+else."""
 
 
 def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
-    """Return 1 − cos (S,) of the angle between rows, accurate also at small angles."""
+    """Return 1 − cos (S,) of the angle between equal rows of ``left`` and ``right``, accurate also
+    at small angles.
+    """
     difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 
@@ -93,7 +96,7 @@ class Lipschitz(SampleScore):
         size = row_norms(problem.inputs).double()
         step = self.noise_std * problem.inputs.shape[1] ** 0.5
         slips = 2 * problem.rounding * row_norms(problem.gradients).double() / step
-        # 1 − cos is half the squared distance of two unit vectors, whose relative error is twice
+        # 1 − cos is half the squared distance of two unit vectors. So its relative error is twice
         # that of the distance.
         turns = angular.double().sqrt() * step / size.clamp_min(1e-300)
         unsure = 4 * problem.rounding * (1 / turns.clamp_min(1e-300) + size / step)

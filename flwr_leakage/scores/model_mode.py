@@ -9,7 +9,8 @@ from flwr_leakage.normalization import BatchNormMode, with_stateless_batch_norm
 from flwr_leakage.records import Batch
 
 SAME = 1e-4
-"""The relative difference up to which the logits of two forward passes count as equal."""
+"""The relative difference up to which the logits of two forward passes count as equal. With a
+larger one, weak dropout would not be noticed; with a smaller one, rounding would be reported."""
 _MOST_SAMPLES = 8
 
 
@@ -37,7 +38,7 @@ def mode_warnings(
             first, second = logits_of(own(few)), logits_of(own(few))
             scored = gradient_map.logits(gradient_map.params, few)
     except (RuntimeError, TypeError, ValueError, IndexError):
-        # no warning here: if the model or its inputs are wrong, the scores report the error
+        # There is no warning: if the model or its inputs are wrong, the scores report the error.
         return []
     named = f": {', '.join(switched[:3])}" if switched else ""
     if _differ(first, second):

@@ -56,7 +56,9 @@ def noise_level(
 
 
 def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
-    """Return the columns of ``vectors`` for trained parameters; the others carry no noise."""
+    """Return those columns of ``vectors`` that belong to the Q trained of all P parameters. The
+    updates of the others carry no noise.
+    """
     trained = problem.samples.gradient_map.trained
     kept = [
         torch.full((value.numel(),), name in trained)
@@ -81,7 +83,8 @@ def _not_gaussian(problem: SampleProblem) -> str:
     params = {name: p for name, p in problem.samples.params.items() if name in trained}
     sizes = [value.numel() for value in params.values()]
     for name, part in zip(params, standard.split(sizes), strict=True):
-        # For Gaussian noise, the sum of squares is χ² distributed.
+        # For Gaussian noise, the sum of squares is χ² distributed. A sum that is too unlikely in
+        # either direction shows that the noise differs between tensors.
         half, total = len(part) / 2, float((part**2).sum()) / 2
         if min(float(gammainc(half, total)), float(gammaincc(half, total))) < _CHANCE:
             found = found or f"its mean square differs from tensor to tensor ({name})"

@@ -56,8 +56,8 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        # The constants μ are maxima over draws, and so too small. The bound divides by them. So it
-        # may be larger than the theorem's, and is an upper bound of that one.
+        # The constants μ are maxima over draws, and so too small. As the bound divides by them, the
+        # number may be larger than the theorem's bound, and has the state ``upper bound``.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
         name, unit = "nonlinear_influence_bound", "model input"
         return [Column(name, bound, unit, "larger is safer", notes, errors, "upper bound")]

@@ -47,8 +47,7 @@ class OneStepBounds(ExtremesScore):
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return ``upper_lipschitz`` and ``one_step_drop_least``, each as a column.
 
-        If ``smallest`` asks for λmin, there are also ``lower_lipschitz`` and
-        ``one_step_drop_most``.
+        If ``smallest`` is set, there are also ``lower_lipschitz`` and ``one_step_drop_most``.
         """
         slope, loss = self._at_start(problem, draws)
         found = []

@@ -122,7 +122,8 @@ class _Poisoning(SampleScore):
 
     def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
         """Return for each sample i, as row i of (S, P), the gradient of the mean loss on ``others``
-        at θ′ = θ − η g_i: after one step on sample i alone, whose gradient is g_i.
+        at θ′ = θ − η g_i: after one step at the learning rate η on sample i alone, whose gradient
+        is g_i.
         """
         samples, dtype = problem.samples, problem.gradients.dtype
         _, batch = converted({}, self.others, dtype)

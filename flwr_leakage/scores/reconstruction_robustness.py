@@ -23,8 +23,8 @@ class ReconstructionRobustness(SampleScore):
 
     This is the reconstruction robustness (Balle et al. 2022; Hayes et al. 2023; for Gaussian
     privacy Kaissis et al. 2023) against an attacker who knows all other samples, and has the
-    probability κ without this sample's part of the update. It holds for every attacker, biased or
-    not, and every prior with this κ.
+    probability κ without this sample's part of the update. The bound holds for every attacker,
+    biased or not, and every prior with this κ.
 
     With ``clipping_norm`` it is a guarantee for every sample whose gradient is clipped to that
     norm. Without, Cᵢ = ‖gᵢ‖ is the norm of the sample's own gradient, as in individual privacy

@@ -17,19 +17,22 @@ from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
 RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
 """The cost of ranking one sample by each rule of ``rank_samples``, in training gradients of one
-sample. The values are upper limits of measured costs."""
+sample. The values are upper limits of measured costs, and count only if a plan has a
+``product_price``."""
 
 SETUP_PRICE = 3.0
-"""The cost of setting up the Jacobian of one sample, in Jacobian products."""
+"""The cost of setting up the Jacobian of one sample, in Jacobian products. It counts only if a plan
+has a ``product_price``."""
 
 PATIENCE = 2.0
 """The multiple of the cost of ranking and of scoring one sample that the account must cover before
 a round is scored. Waiting avoids overspending, as costs vary, and saves cost, as samples scored
-together are cheaper."""
+together are cheaper. With a larger value, fewer rounds are scored, each with more samples."""
 
 MARGIN = 1.3
 """The multiple of a group's foreseen cost that the account must cover for the group to be scored.
-The foreseen cost is that of the group before, and costs vary."""
+The foreseen cost is that of the group before, and costs vary. With a smaller value, more samples
+are scored, and the budget is exceeded more often."""
 
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
@@ -126,8 +129,8 @@ def score_round(
         purse.pay_scores(client.meter.products - products, len(group))
         done += len(group)
     if done == len(chosen):
-        # All chosen samples were scored. The rest of the budget is dropped, so that it does not
-        # pile up.
+        # All chosen samples were scored. The rest of the budget is dropped, so that a later round
+        # does not get the budget of several.
         purse.balance = min(purse.balance, 0.0)
     left_out = dict.fromkeys(order, NOT_CHOSEN)
     spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
@@ -158,8 +161,9 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return how much the budget lacks to score one more round at the latest costs, in the unit
-        of :class:`Account`. The number is 0 or negative if the budget suffices.
+        """Return how much the budget lacks for a round to be scored, in the unit of
+        :class:`Account`. The number is 0 or negative if the budget covers ``PATIENCE`` times the
+        latest costs of ranking and of one sample.
         """
         if self.plan.relative_cost is None:
             return 0.0

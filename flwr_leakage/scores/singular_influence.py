@@ -18,15 +18,15 @@ class SingularInfluence(ExtremesScore):
     J is the Jacobian of a sample's gradient, and λ the eigenvalue of JJᵀ for the first and for the
     last right singular vector of J.
 
-    These are the least and the largest reconstruction error that noise of norm 1 in the row space
-    of J can cause. So a defense that is free to choose the noise's direction should choose the last
-    vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the
-    eigenvalue λ, J the singular value √λ.)
+    The two values are the least and the largest reconstruction error that noise of norm 1 in the
+    row space of J can cause. So a defense that is free to choose the noise's direction should
+    choose the last vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared*
+    error: JJᵀ has the eigenvalue λ, J the singular value √λ.)
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
         """Return the columns ``first_singular_influence``, 1/√λ for the largest eigenvalue λ of
-        JJᵀ, and ``last_singular_influence``, that for the smallest.
+        JJᵀ with a sample's Jacobian J, and ``last_singular_influence``, that for the smallest.
         """
         columns = []
         for name, source in zip(

@@ -21,7 +21,7 @@ class SingularSpectrum(DenseScore):
     which belongs to the k-th right singular vector of J.
 
     ``singular_influence_0.5`` is the influence at the median λ, ``…_0`` at the largest and ``…_1``
-    at the smallest (Zhang et al. 2023, section 5.1 and figure 5). They are computed from the dense
+    at the smallest (Zhang et al. 2023, section 5.1 and figure 5). All are computed from the dense
     Jacobian, if N and the memory allow. ``SingularInfluence`` computes the two extremes alone,
     which is cheaper.
 

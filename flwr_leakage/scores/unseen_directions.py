@@ -41,7 +41,7 @@ class UnseenDirections(SampleScore):
         return 2 * 8 * rows * num_inputs
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the column ``unseen_directions``: N − rank J for each sample."""
+        """Return the column ``unseen_directions``: N − rank J for the Jacobian J of each sample."""
         found = numerical_rank(problem.operator, draws, self.tolerance, self.max_products)
         unseen = (problem.operator.num_inputs - found.rank).double()
         notes = [

@@ -208,7 +208,8 @@ def evaluate_global_model(
     found = classifier_utility(model, batches, experiment.spec.padding)
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
-    # the server does not know the defenses of clients that run by their own configs, and so no ε
+    # No ε is recorded if clients run by their own configs, as the server does not know their
+    # defenses.
     if server_round and not audit.own_config_clients:
         for adjacency in ADJACENCIES:
             epsilon = experiment.epsilon(server_round, adjacency)

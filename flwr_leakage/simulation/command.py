@@ -45,7 +45,7 @@ def check_command(folder: Path) -> None:
     problem = check_overrides(sys.argv[1:], folder)
     if problem:
         sys.exit(f"error: {problem}")
-    # set before Hydra makes the run folder and its log, which may reveal private data
+    # The mask is set before Hydra makes the run folder and its log, which may reveal private data.
     os.umask(0o077)
     if problem := output_problem(sys.argv[1:]):
         sys.exit(f"error: {problem}")

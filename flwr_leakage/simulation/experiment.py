@@ -274,9 +274,9 @@ class Experiment:
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """Return the update ``seen`` as the defense ``name`` of the config would have made it.
 
-        Local training is repeated to get the undefended update, unless the client has neither a
-        defense nor a gate (limits beyond which it defends or withholds its update), so that the
-        observed update is undefended. It is also repeated if the defense encodes samples.
+        Local training is repeated to get the undefended update. It is not repeated if the client
+        has neither a defense nor a gate (limits beyond which it defends or withholds its update),
+        and the defense ``name`` encodes no samples: the observed update is then undefended.
         """
         defense, update = self.what_ifs[name], seen.update
         encodes = defense.encodes_batches or self.defense.encodes_batches

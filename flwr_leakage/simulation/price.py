@@ -101,8 +101,7 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     found: list[tuple[Work, Price]] = []
     known: dict[str, Measured] = {}
     for job in expand(overrides) if multirun else [list(overrides)]:
-        # for the first run time counts from the start of the process, so that imports are included
-        # once
+        # The process began at 0 seconds, so that the price of the first run includes the imports.
         began = 0.0 if not found else time.process_time()
         try:
             config = compose(job, "outputs/not-written")
@@ -185,16 +184,17 @@ def score_one(experiment: Experiment) -> int:
 
 def _price(work: Work, measured: Measured, start: float) -> Price:
     training = work.steps * measured.step
-    # ranking takes about as long as training on the same samples once
+    # Ranking is assumed to take as long as training once on the ranked samples.
     ranking = work.ranked * measured.step / work.batch_size
     scores = ranking + work.scored * measured.score
-    # the plan limits the scores' CPU time to this share of the training's
+    # The scores take all CPU time that the plan grants, a share of the training's. They take more
+    # only for the samples that are scored at any cost.
     if work.score_share is not None:
         scores = max(work.scored * measured.score, work.score_share * training)
     return Price(
         start=start,
         training=training,
-        # a replay's step takes about as long as a training step
+        # A replay's step is assumed to take as long as a training step.
         replays=work.replay_steps * measured.step,
         scores=scores,
         tests=work.tested * measured.test,

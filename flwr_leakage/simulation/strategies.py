@@ -19,7 +19,8 @@ WORDS: Mapping[str, str] = {
     "num_malicious_nodes": "be ≥ 0",
     "eta": "be positive",
     "eta_l": "be positive",
-    # FedAdam and similar strategies divide by √v + τ, with v an average of squared updates
+    # FedAdam and similar strategies divide by √v + τ. As the average v of squared updates may be
+    # zero, τ must be positive.
     "tau": "be positive",
     "beta_1": "lie in [0, 1)",
     "beta_2": "lie in [0, 1)",

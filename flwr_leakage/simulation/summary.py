@@ -51,7 +51,7 @@ def describe(config: Config, experiment: Experiment) -> None:
         "run": run_dir.name,
         "threat": experiment.threat.describe(),
         "defenses_in_words": {name: d.in_words() for name, d in experiment.what_ifs.items()},
-        # the standard deviation of each channel's normalisation, in units of pixels in [0, 1]
+        # ``input_std`` has each channel's standard deviation, in units of pixels in [0, 1].
         "input_std": list(experiment.spec.std),
         **config["choices"],
     }
@@ -93,7 +93,7 @@ def finish(run_dir: Path, console: Console) -> None:
     """Write the report of a run, print its summary, and print where the report is."""
     try:
         report = write_report(run_dir)
-    # an error here, such as a full disk, must not hide the error that ended the run
+    # An error here, such as a full disk, must not hide the error that ended the run.
     except OSError as error:
         console.print(
             f"The report could not be written ({error}). What was recorded is kept; later\n"

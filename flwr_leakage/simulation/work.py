@@ -144,7 +144,7 @@ def _replays(experiment: Experiment) -> list[int]:
     for client, size in enumerate(experiment.sizes):
         schedule = experiment.schedule.for_client(size)
         mini_batches = math.ceil(experiment.settings.client.max_samples / schedule.batch_size)
-        # a training of which not all samples are stored cannot be replayed
+        # A training of which not all samples are stored cannot be replayed.
         if schedule.num_samples_used(size) > mini_batches * schedule.batch_size:
             counts.append(0)
             continue
