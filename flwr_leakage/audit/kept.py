@@ -155,7 +155,7 @@ class KeptObservations:
     def set_done(self, server_round: int) -> bool:
         """Mark a kept round as attacked and recorded, and return whether that was possible.
 
-        It is not possible if another process has removed the round, to keep within ``max_bytes``.
+        That is not possible if another process has removed the round, to keep within ``max_bytes``.
         """
         try:
             write_private(self._round(server_round) / DONE, b"")
@@ -181,7 +181,8 @@ class KeptObservations:
                 f"round {number} ({sizes.pop(number):,} bytes) was dropped {fate}, as at most "
                 f"{self.max_bytes:,} bytes of observations are kept"
             )
-            # The folder disappears at once for other processes, and is deleted afterwards.
+            # The folder is renamed first, so that it disappears at once for other processes, and is
+            # deleted afterwards.
             dropped = self.folder / f".dropped{number:06d}"
             shutil.rmtree(dropped, ignore_errors=True)
             self._round(number).rename(dropped)

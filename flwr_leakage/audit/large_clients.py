@@ -127,7 +127,8 @@ class LabelRound:
         alike = replace(schedule, num_steps=steps)
         key = json.dumps([vars(alike), optimizer, vars(spec), gradient_map.batch_norm], default=str)
         if key not in self._known:
-            # A gradient costs three forward passes. A dummy sample takes twelve gradients.
+            # A gradient costs three forward passes. Each dummy sample is made in twelve steps, each
+            # with a gradient; the rest are the gradients of the repeated trainings.
             passes = 3 * (12 * DUMMIES * (len(KINDS) + 1) + len(KINDS) * max(SAMPLES, 4 * steps))
             seconds = passes * trials.needs(gradient_map, spec).operations / OPERATIONS_PER_SECOND
             if self.budget.is_spent or seconds > 4 * self.budget.left:

@@ -92,7 +92,10 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether nothing but the training changed the update, as far as is known."""
+        """Return whether the captured training explains the update, as far as the client could
+        compare them. The result is also true if the sent update is masked (secure aggregation), or
+        if nothing differs from an earlier round whose replay explained its update.
+        """
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
@@ -151,8 +154,8 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
-            # These two parts are texts within the JSON. They seldom change between rounds, so that
-            # their parsed forms are remembered.
+            # These two parts are texts within the JSON. The reader remembers the parsed form of a
+            # text, as these parts seldom change between rounds.
             "training": None if self.training is None else _written(self.training),
             "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
@@ -161,8 +164,8 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the client's remark, and its check of the scored model, as sentences,
-        where sent.
+        """Return sentences with the client's remark and, without a replay, its check of the scored
+        model. The list is empty if the client sent neither.
         """
         who, said = f"client {self.client_id} says", []
         if self.remark:

@@ -188,9 +188,9 @@ class SelfAttack:
         """Attack updates of one step on a few of a client's samples, and compare the answers with
         these.
 
-        There is a result for each of ``probe_sizes`` up to the number of the client's samples,
-        ``private``. The parameters and the learning rate are those of the update ``seen``. The
-        attack is given the labels if the threat model grants them, and no batch statistics.
+        There is a result for each of ``probe_sizes`` that is at most the number of the client's
+        samples, ``private``. The parameters and the learning rate are those of the update ``seen``.
+        The attack is given the labels if the threat model grants them, and no batch statistics.
         """
         found = []
         threat, seconds = replace(self.threat, batch_norm="none"), self.probe_seconds

@@ -100,7 +100,8 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    The sentence on the replay in ``note`` is replaced by the general one on a failed replay.
+    Sentences of ``note`` on the replay and the scored model are replaced by the general one on a
+    failed replay (``REPLAY_WORDS``).
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

@@ -36,7 +36,8 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
 """The number of random combinations of a Jacobian's rows that are taken if its rank would need more
-than ``max_products``. Then a rank below this number is found, and of a larger rank a lower bound.
+than ``max_products``. Then a rank below this number is found, and for a larger rank only a lower
+bound. The value is a choice: more rows cost more products, and find larger ranks.
 """
 
 

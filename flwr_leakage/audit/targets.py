@@ -129,8 +129,8 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        # If the numbers of samples changed, the samples did, and no attack can join them with the
-        # earlier ones.
+        # If the numbers of samples changed, so did the samples. The earlier rounds are then left
+        # out, as no attack can join rounds of different samples.
         if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))

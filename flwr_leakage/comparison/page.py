@@ -86,7 +86,9 @@ def _short(text: str, runs: str) -> str:
 
 
 def _values(comparison: Comparison) -> Table:
-    """Return a table with a row for each setting and a column for each group of runs."""
+    """Return a table of the settings in which runs differ: a row for each setting, a column for
+    each group of runs, and in each cell the setting's value in that group.
+    """
     groups = comparison.groups
     rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
     return Table(

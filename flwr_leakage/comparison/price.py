@@ -25,7 +25,7 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return the (name, value) of each setting of a group that is not one of the defense."""
+    """Return the (name, value) of each setting of a group, except those of its defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 

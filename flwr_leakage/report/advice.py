@@ -138,8 +138,8 @@ def advise(
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     """Return the step that advises a new run under a defense.
 
-    It has the run's command if this run, of which ``metadata`` are the settings, was a simulation.
-    ``wanted.changes`` are settings of the new run.
+    ``metadata`` are the settings of the audited run, and ``wanted.changes`` those that differ in
+    the new one. The step has a command for the new run if the audited run was a simulation.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -175,9 +175,10 @@ def _in_short(
 
     A sample is seen if its reconstruction is graded ``exact``, ``recognisable`` or ``partly``. If
     one is seen, the lines list changes to training, one of which is to be tested in a new run. If
-    none is seen, they follow ``nothing_seen``, the judgement on such a run. ``asked`` are the
-    defenses that were tried on copies of the run's updates, and ``unsure`` the clients whose
-    training, repeated, does not give the update that they sent.
+    none is seen, the lines follow ``nothing_seen``, the judgement on whether training may go on
+    after a run that shows no sample. ``asked`` are the defenses that were tried on copies of the
+    run's updates, and ``unsure`` the clients whose training, repeated, does not give the update
+    that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -243,7 +244,7 @@ def _unseen_in_short(
 
     A sample is seen if it is graded ``exact``, ``recognisable`` or ``partly``. The texts in
     ``lines`` stand first, ``asked`` are the defenses that were tried on copies of the run's
-    updates, and ``unseen`` is the judgement on such a run.
+    updates, and ``unseen`` is the judgement on whether training may go on after such a run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
@@ -278,6 +279,7 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
     :func:`_goal`.
 
     ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”).
+    ``is_accepted`` tells whether leaks that only show beyond chance are accepted.
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
@@ -285,8 +287,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
 def _goal(is_accepted: bool = False) -> str:
     """Return in words the conditions that a new run has to meet if training is to go on.
 
-    These are: no sample is seen, nothing else leaks beyond chance, all clients are attacked and no
-    attack is cut off by time. ``is_accepted`` leaves out the second condition.
+    The conditions are: no sample is seen, nothing else leaks beyond chance, all clients are
+    attacked and no attack is cut off by time. With ``is_accepted``, the second one is left out.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -334,8 +336,8 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
     """Return a line that advises to decide whether the server may know labels; empty if none is
     needed.
 
-    None is needed if the attacks inferred no more labels than chance does, and an inference of
-    class counts had no more labels of any client right than a guess.
+    No line is needed if the attacks inferred no more labels than guesses do by chance, and an
+    inference of class counts had no more labels of any client right than a guess.
     """
     inferred, told = _labels_beyond_guess(index, metadata, found), []
     if inferred:
@@ -469,8 +471,8 @@ def _when(here: Sequence[Attempt]) -> str:
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
     """Return words for the clients' images with a reconstruction of one of the grades.
 
-    A single one is named as in “an image of client 3”. Each image counts once, by the attack on it
-    that shows most.
+    A single image is named as in “an image of client 3”. Each image counts once, by the attack on
+    it that shows most.
     """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs

@@ -400,7 +400,7 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of an attack's CPU seconds for an update.
 
     It is the smaller of the settings ``server.attack_max_seconds`` and ``attack.max_seconds``. It
-    is ``None`` if there is none, or if updates were kept to be attacked later, maybe under another
+    is ``None`` if neither is set, or if updates were kept to be attacked later, maybe under another
     limit.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
@@ -413,7 +413,7 @@ def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of CPU seconds of an attack on a copy of an update under another defense.
 
     It is the smaller of :func:`time_limit` and the setting ``server.what_if_max_seconds``; ``None``
-    if there is none, or if it is unknown.
+    if there is no limit, or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -436,8 +436,9 @@ def limit_told(limit: float | None) -> str:
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """Return the (round, client) of each update on which the time limit ended the attack.
 
-    Left out are updates whose images are all recovered exactly, and updates that were solved by the
-    attack that was chosen among several.
+    Two kinds of updates are left out: those whose images are all recovered exactly, and those that
+    the chosen one of several attacks solved (``Part`` in ``records`` says when an update counts as
+    solved).
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -451,15 +452,15 @@ and tells what each achieved.
 
 
 def _solved(note: str) -> bool:
-    """Return whether a note says that the attack that was chosen among several solved
-    the update.
+    """Return whether a record's note says that the attack chosen among several solved the update:
+    its answer reproduces the update to within rounding or noise, or is proven.
     """
     chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
 def has_converged(note: str) -> bool:
-    """Return whether a note says that the attack that was chosen among several had converged."""
+    """Return whether a record's note says that the attack chosen among several had converged."""
     chosen = _CHOSEN.search(note)
     if chosen is None:
         return False
@@ -490,8 +491,8 @@ def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
     """Return the updates that the attack's answers do not explain, with the answers' distance.
 
     The distance is ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an answer x̂ and the observed
-    gradient g*. Updates are keyed by (round, client), and those with a distance of at most
-    ``above`` are left out. So is an answer that reproduces an update to within a defense's noise.
+    gradient g*. Updates are keyed by (round, client). Those with a distance of at most ``above``
+    are left out, and so are those that an answer reproduces to within a defense's noise.
     """
     told = index.series("attack", "objective").items()
     return {
@@ -694,8 +695,8 @@ def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
     """Return the number of identified originals that random guesses exceed with at most 5 % chance.
 
     An original is identified if no other candidate is more like the reconstruction. ``attempts`` is
-    the number of guesses, 0 for those attacks in ``found`` whose original was looked for; without
-    any the result is ``None``.
+    the number of guesses; 0 stands for the number of attacks in ``found`` whose original was looked
+    for. The result is ``None`` if no original was looked for.
     """
     size = pool_of(found)
     return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
@@ -712,8 +713,8 @@ def pool_of(found: Sequence[Attempt]) -> int:
 def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = None) -> str:
     """Return words for how many originals a new run may identify, if training is to go on.
 
-    ``found`` are the attacks of this run. ``planned`` are, of the new run, the samples of all
-    clients in a round and the attacked rounds; ``None`` if unknown.
+    ``found`` are the attacks of this run. ``planned`` are two numbers of the new run: the samples
+    of all clients in a round, and the attacked rounds; ``None`` if unknown.
     """
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"

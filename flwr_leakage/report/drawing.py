@@ -473,10 +473,11 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
         figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Matplotlib's style sheet would hold for the whole page. The page's own style sheet has its two
-    # rules.
+    # Matplotlib's style sheet is removed, as it would hold for the whole page. Its two rules stand
+    # in the page's own style sheet.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
-    # Matplotlib names a clip path by its coordinates, whose last digits change between drawings.
+    # Matplotlib names a clip path by its coordinates, whose last digits change between drawings. A
+    # number replaces each name, so that equal data give an equal page.
     for place, clip in enumerate(dict.fromkeys(re.findall(r"#(p[0-9a-f]{10})\)", svg))):
         svg = svg.replace(clip, f"clip{place}")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

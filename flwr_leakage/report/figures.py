@@ -126,7 +126,8 @@ class Agreement:
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
-    """Return the chart of accuracy and PSNR over the rounds for all clients, and one by client.
+    """Return two charts of accuracy and PSNR over the rounds: for all clients together, and with a
+    panel for each client.
 
     The first is ``None`` if nothing was measured. The second is ``None`` if a single client was
     attacked, or more than four. ``found`` are the results of the attack, and ``asked`` the defenses

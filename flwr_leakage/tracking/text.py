@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""The largest number of characters of a message or note; the rest is cut."""
+"""The largest number of characters of a message or note, a choice; the rest is cut."""
 
 _ROOM = 50
 """The number of characters of a cut text that are left for the words on its original length."""
