@@ -278,8 +278,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
     """Return a line such as “Go on only if the new run meets …”, with the conditions by
     :func:`_goal`.
 
-    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”).
-    ``is_accepted`` tells whether leaks that only show beyond chance are accepted.
+    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”). With
+    ``is_accepted``, the server may know what leaks beyond chance, so that this is no condition.
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 

@@ -26,7 +26,7 @@ _PLAIN = re.compile(
 def are_plain(words: Iterable[str]) -> bool:
     """Return whether all words are plain settings, such as ``attack=idlg``.
 
-    Plain settings are safe to show in a command even if a stranger wrote the run folder that holds
+    Plain settings are safe to show in a command, even if a stranger wrote the run folder that holds
     them.
     """
     return all(map(_PLAIN.fullmatch, words))

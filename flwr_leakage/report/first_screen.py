@@ -150,8 +150,8 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
     """Return the sample that leaks most, with its reconstructions; ``None`` if the gallery has no
     sample.
 
-    One is from the update as sent, and one from a copy under the defense of ``asked`` that hides
-    most.
+    One reconstruction is from the update as sent, and one is from a copy of the update under the
+    defense that hides most of those in ``asked``.
     """
     if not gallery.exhibits:
         return None
@@ -171,7 +171,7 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 def _left(remedy: Remedy) -> tuple[float, float, float]:
     """Return a sort key that is smaller for a defense under which less is seen.
 
-    Its entries are the shares of images that are exact or recognisable and that are ``partly``
+    Its entries are the share of images that are exact or recognisable, the share that is ``partly``
     seen, and the median PSNR in dB.
     """
     held = [attempt.grade for attempt in remedy.under]

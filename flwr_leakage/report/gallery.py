@@ -194,7 +194,8 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return for each image the first of its places (round, client, sample) in ``ranked``.
+    """Return for each image the first place (round, client, sample) in ``ranked`` at which it was
+    attacked.
 
     A place whose image has no number counts as an image of its own.
     """
@@ -241,7 +242,8 @@ def _written(attempt: Attempt | None, is_telling: bool) -> str:
     if attempt.psnr >= CEILING_DB:
         blind += ", the ceiling"
     decided = f", {attempt.decided}" if attempt.decided else ""
-    # A reconstruction that nobody would recognise may still identify its original.
+    # A reconstruction that nobody would recognise may still identify its original, and the words
+    # then say so.
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""

@@ -25,8 +25,8 @@ MAX_REASONS = 4
 """The largest number of reasons why clients were not attacked that the section names."""
 
 MAX_CLIENTS = 4
-"""The largest number of clients that the head of the section names. Clients come first whose labels
-the inference has right by the largest margin over a guess.
+"""The largest number of clients that the head of the section names. They are sorted by how many
+more of their labels the inference has right than a guess, the largest margin first.
 """
 
 MAX_CLASSES = 5

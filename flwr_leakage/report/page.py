@@ -295,8 +295,8 @@ def _ended(run: RunData, done: int) -> str:
 def _halved(text: str) -> tuple[str, str]:
     """Return the first sentence of a text, up to a colon or full stop, and the rest.
 
-    If it has more than 200 characters (``MAX_LINE``), it is cut, and the second part is the whole
-    text.
+    A first sentence of more than 200 characters (``MAX_LINE``) is cut, and the second part is then
+    the whole text.
     """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:

@@ -235,7 +235,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         if group == "attack":
             settings = _attack_settings(metadata) if name != "none" else ""
         if group == "defense" and metadata.get("own_config_clients"):
-            # The settings are those of the run's config, which these clients did not follow.
+            # The recorded settings are those of the run's config, which these clients did not
+            # follow, so none are shown.
             settings = ""
         if name:
             found.append(Fact(group, name, settings))

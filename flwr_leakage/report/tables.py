@@ -98,7 +98,7 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes, those first whose most exposed sample leaks most.
+    """Return a table of the samples' classes, sorted by the sample of a class that leaks most.
 
     It has no rows if no class is known.
     """
@@ -233,7 +233,7 @@ def clients_table(
         (client, f"{several(rounds, 'round')}: {why}") for (client, why), rounds in rested.items()
     )
     told = {client: "; ".join(texts) for client, texts in reasons.items()}
-    # As sorting is stable, clients of equal risk keep the order of their numbers.
+    # As sorting is stable, clients of equal risk keep the ascending order of their numbers.
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
     cells = {}
     for client in by_risk[:limit]:
@@ -292,7 +292,8 @@ def unattacked_table(
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
-    # A reason from a round in which other clients were attacked is the most informative.
+    # Later entries replace earlier ones of the same client. Reasons from rounds in which other
+    # clients were attacked say most about a client, so they come last.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
     named = spared.keys() | {client for client in _troubles(events) if client >= 0}
@@ -350,7 +351,8 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
         }  # fmt: skip
         if pairs:
             out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
-            # Clients whose samples were all scored count, too.
+            # Clients without such a note had all of their samples scored, and these count in
+            # ``whole``, too.
             whole += sum(key[:2] not in pairs for key in told)
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(

@@ -197,9 +197,9 @@ def worth(
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
-"""The first words of differences between a client's training and the attack's assumption. Those in
-``_INPUTS`` are removed by another ``spec`` or model in the attack, and those in ``_STEPS`` by
-another ``schedule``.
+"""The first words of differences between a client's training and the attack's assumption. An attack
+with another ``spec`` or model removes differences in ``_INPUTS`` (the inputs and BatchNorm), and
+one with another ``schedule`` removes those in ``_STEPS`` (the local steps).
 """
 
 MAX_REST = 3
@@ -393,8 +393,9 @@ too large.
 def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
     """Return a clause on the updates cut off by time for which more time may change nothing.
 
-    There a part of the attack was refused for its size, or the chosen answer had converged and a
-    defense's noise may explain the rest. The clause is empty if there is no such update.
+    More time is no help where one of the tried attacks was refused for the problem's size, or where
+    the chosen answer had converged and a defense's noise may explain the rest. The clause is empty
+    if there is no such update.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -506,9 +507,9 @@ def _missed(
     """Return the doubt that the attack failed to find samples that reproduce the updates
     ``places``.
 
-    It ended by itself, and its answers do not reproduce the updates as closely as repeating the
-    training does. No update is named if ``metadata`` tells of a defense. ``of`` returns words such
-    as ``2 of 3 attacked updates``.
+    The attack ended by itself, and its answers do not reproduce the updates as closely as repeating
+    the training does. No update is named if ``metadata`` tells of a defense. ``of`` returns words
+    such as ``2 of 3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -526,8 +527,8 @@ def _ungraded(
 ) -> _Doubt:
     """Return the doubt that the answers to the updates ``places`` have no grade.
 
-    Their originals, or the guess without the update, are unknown. ``of`` returns words such as
-    ``2 of 3 attacked updates``.
+    The originals, or the guesses without the update, with which answers are compared, are unknown.
+    ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):

@@ -399,14 +399,15 @@ def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
     """Return words for the number of attacked images, and for the number that clients use in a
     round.
 
-    ``sizes`` has the latter by client. The text is empty if images are not numbered over the
-    rounds.
+    ``sizes`` has, by client, the number of images that the client uses in a round. The text is
+    empty if images are not numbered over the rounds.
     """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:
         return ""
     number, noun = len(each), each[0].sample.one
-    # A client that draws other images each round can have more attacked than it uses in one.
+    # If a client draws other images in each round, more of its images can be attacked than it uses
+    # in one round. A share of these would then make no sense.
     if number > whole:
         return f", {count(number, noun)}"
     return f", {number:,} of {count(whole, noun)} used in a round"
