@@ -65,7 +65,7 @@ class Gate:
     (differential privacy) of a single defense does not hold for the whole.
 
     Attributes:
-        scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
+        scores: the limit of each score, by the name of a measurement of ``ClientAudit.scores``.
         psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
             sample; ``None`` for no limit.
         grade: the most leaking grade that a sample may have in that attack. The grades are, in this

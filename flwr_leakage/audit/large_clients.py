@@ -40,7 +40,7 @@ seconds, plus the step that an attack is in when its time ends.
 
 MAX_SAMPLES = 2000
 """The number of samples that stand for those of a larger client where only class frequencies count.
-It bounds the memory: checks of the loss allocate a row of logits for each sample.
+The value bounds the memory: checks of the loss allocate a row of logits for each sample.
 """
 
 

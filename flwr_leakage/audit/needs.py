@@ -121,7 +121,7 @@ class Trials:
 
         An attack is refused if its memory would exceed ``max_bytes``, if ten gradients would take
         longer than ``max_seconds``, or if the model does not accept inputs of the spec's shape.
-        Without limits nothing is tried.
+        Without limits, nothing is estimated or refused.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""

@@ -194,8 +194,8 @@ class ClientNote:
     def speaks_against(self, other: Sequence[str]) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        They tell ``other``, the differences from the assumed training by ``differs_from``, and
-        whether the captured training does not explain the update.
+        The sentences tell ``other``, the differences from the assumed training by ``differs_from``,
+        and whether the captured training does not explain the update.
         """
         said = []
         if other:

@@ -153,13 +153,15 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_limits(commands: Sequence[str]) -> str:
-    """Return a clause that commands may take hours if they lift time limits; else empty."""
+    """Return a clause that commands may take hours; empty if none of them lifts a time limit."""
     is_lifted = any("max_seconds=null" in each for each in commands)
     return ", without a time limit (maybe hours an update)" * is_lifted
 
 
 MAX_LINES, MAX_LINE = 5, 200
-"""The largest number of lines of the report's short advice, and of characters in a line."""
+"""The largest number of lines of the report's short advice, and of characters in a line: choices of
+layout.
+"""
 
 
 def _in_short(
@@ -307,8 +309,9 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 def _found(index: Index, found: Sequence[Attempt]) -> str:
     """Return words for the leaks of a run in which no sample is seen.
 
-    They tell how many originals the reconstructions identify, if that is beyond chance, and how
-    many records a membership test found to be used in training. Without either the text is empty.
+    The words tell how many originals the reconstructions identify, if that is beyond chance, and
+    how many records a membership test found to be used in training. Without either the text is
+    empty.
     """
     told = []
     if beyond_chance(found):
@@ -378,7 +381,7 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 MAX_DEFENSES = 2
-"""The largest number of defenses that a short line of the advice names."""
+"""The largest number of defenses that a short line of the advice names, a choice of layout."""
 
 
 def _what(found: Sequence[Attempt]) -> str:
@@ -393,9 +396,7 @@ def _partly_seen(found: Sequence[Attempt]) -> str:
 
 
 def _briefly(clients: set[int]) -> str:
-    """Return words for clients: their numbers if these take at most five words, else how many they
-    are.
-    """
+    """Return words for clients: their numbers, or their count if these take over five words."""
     told = named(clients, 3)
     return told if len(told.split()) <= 5 else count(len(clients), "client")
 
@@ -573,9 +574,9 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
 
-    It tells how many of their images are still seen, how much the defense changes an update as a
-    share of its norm, and how many of the attacks the time limit ended. The text is empty if none
-    was attacked.
+    The note tells how many images of these clients are still seen, how much the defense changes an
+    update as a share of its norm, and how many attacks the time limit ended. The note is empty if
+    none of these updates was attacked.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:

@@ -116,9 +116,9 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
     """Return the outcome of the attack on each sample in each round, by round, client and sample.
 
-    With the name of a defense as ``under``, these are attacks on copies of the updates under it.
-    With the ``kind`` ``probe``, they are attacks on single training steps that no client sent, on
-    as many samples as ``under`` says.
+    With the name of a defense as ``under``, the attacks are on copies of the updates under this
+    defense. With the ``kind`` ``probe``, they are on single training steps that no client sent,
+    with as many samples as ``under`` says.
     """
     kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -538,9 +538,9 @@ def unexplained_told(
     """Return sentences on updates that the attack's answer does not explain; empty if there are
     none.
 
-    They are on updates in which no sample is seen or nothing was graded. ``replayed`` are the
-    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
-    defense may have changed updates.
+    The sentences are on updates in which no sample is seen or nothing was graded. ``replayed`` are
+    the updates that a repetition of the client's training gave again. ``with_defense`` tells
+    whether a defense may have changed updates.
     """
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
@@ -629,7 +629,7 @@ chance if random guesses reach it with at most this probability.
 def beyond_chance(found: Sequence[Attempt]) -> bool:
     """Return whether the attacks identify more originals than random guesses plausibly do.
 
-    That is more than :func:`by_chance`, which guesses exceed with at most 5 % chance.
+    The limit is :func:`by_chance`, which guesses exceed with at most 5 % chance.
     """
     most = by_chance(found)
     return most is not None and identified(found)[0] > most

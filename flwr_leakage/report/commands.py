@@ -33,7 +33,7 @@ def are_plain(words: Iterable[str]) -> bool:
 
 
 def is_simulation(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a run's metadata holds the Hydra config by which it can be repeated."""
+    """Return whether a run's metadata holds the Hydra config by which the run can be repeated."""
     return isinstance(section(metadata, "config").get("choices"), Mapping)
 
 

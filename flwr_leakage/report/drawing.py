@@ -39,13 +39,13 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""The largest number of clients that have a panel of the chart each. Of more, one panel
-holds all.
+"""The largest number of clients that have a panel of the chart each. If there are more, one panel
+holds all clients.
 """
 
 
 MAX_LINES = 3
-"""The largest number of additional defenses whose medians a chart shows."""
+"""The largest number of additional defenses whose medians a chart shows, a choice of layout."""
 
 
 BAND = 5.0
@@ -456,7 +456,7 @@ def thin_out(values: Sequence[D], limit: int) -> list[D]:
 def spread(amount: int) -> np.ndarray:
     """Return ``amount`` horizontal offsets within ±0.18 rounds that keep dots of a round apart.
 
-    They follow van der Corput's sequence.
+    The offsets follow van der Corput's sequence.
     """
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)

@@ -129,7 +129,7 @@ def text_grade(told: str | None, named: float | None) -> Grade | None:
         told: how many tokens are in their place, as ``all tokens``; ``None`` if no text was
             recovered.
         named: the share of the text's distinct tokens that the attack knows to occur in the batch;
-            from 0.5 on, a choice that was not measured, the text counts as ``partly`` seen.
+            from 0.5 on (``NAMED``), the text counts as ``partly`` seen.
 
     Example:
         >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
@@ -244,8 +244,9 @@ def grades_table(grades: Counter[Grade]) -> Table:
     """Return a table of each grade: its rule, its number in the run, and how often originals are
     found.
 
-    The last is how often the best measure, such as LPIPS, finds the original of a reconstruction of
-    this grade among 101 images. ``grades`` counts the run's reconstructions by grade.
+    The last column is how often the best measure, such as LPIPS, finds the original of a
+    reconstruction of this grade among 101 images. ``grades`` counts the run's reconstructions by
+    grade.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []

@@ -22,7 +22,9 @@ from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import is_defended
 
 MAX_REASONS = 4
-"""The largest number of reasons why clients were not attacked that the section names."""
+"""The largest number of reasons why clients were not attacked that the section names, a choice of
+layout.
+"""
 
 MAX_CLIENTS = 4
 """The largest number of clients that the head of the section names. They are sorted by how many
@@ -65,8 +67,8 @@ class LargeClientsSection:
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
     """Return the section on clients with many samples.
 
-    It is ``None`` if neither class counts were inferred nor single steps attacked that no client
-    sent.
+    The result is ``None`` if neither class counts were inferred nor single steps attacked that no
+    client sent.
     """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)

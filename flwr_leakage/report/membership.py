@@ -25,8 +25,8 @@ tested record was used, at most one in a hundred then finds one.
 """
 
 FORGED = "2 of 912 records that were mixed or made from an update to deceive, in measurements"
-"""How many records that were made to deceive passed the test by algebra, from the table on
-candidates that somebody made in ``simulations/benchmarks/results/membership.md``.
+"""Words for how many records that were made to deceive passed the test by algebra. The figures are
+those of the table on made candidates in ``simulations/benchmarks/results/membership.md``.
 """
 
 SMALLEST = 1e-3
@@ -189,8 +189,8 @@ def _example(
 ) -> tuple[Key, LeakageRecord]:
     """Return the test of one update as an example, with its place (round, client, sample).
 
-    It is the update with the smallest p-value of a record that statistics found, else the last one.
-    ``evidence`` holds the tests, and ``called`` the found records.
+    The update is the one with the smallest p-value of a record that statistics found, else the last
+    one. ``evidence`` holds the tests, and ``called`` the found records.
     """
     likely = [each for each in called if not each.exact_in]
     if likely:
@@ -224,9 +224,9 @@ def _told(called: int, exact: int) -> str:
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
     """Return a sentence on what evidence by algebra means; an empty list if no update gave any.
 
-    ``updates`` are the (round, client) of those that gave it. ``forgeable`` tells whether records'
-    own gradients could not be tested in some updates, so that a record made from an update may
-    pass.
+    ``updates`` are the (round, client) of the updates that gave such evidence. ``forgeable`` tells
+    whether records' own gradients could not be tested in some updates, so that a record made from
+    an update may pass.
     """
     if not updates:
         return []

@@ -96,7 +96,7 @@ def write_report(
     path = Path(output) if output is not None else Path(run_folder) / "report.html"
     html = render_report(read_run(run_folder), max_gallery)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A message may hold a lone surrogate, which UTF-8 cannot encode.
+    # A message may hold a lone surrogate, which UTF-8 cannot encode: a question mark replaces it.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 

@@ -266,7 +266,8 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 def _option(option: Any, node: Any) -> str:
     """Return the words of a command that select a defense; empty if the defense is unknown.
 
-    They are ``option``, the name of its config file, and the settings in its config ``node``.
+    The words are ``option``, the name of the defense's config file, and the settings in its config,
+    ``node``.
     """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""

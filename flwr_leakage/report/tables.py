@@ -100,7 +100,7 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 def classes_table(found: Sequence[Attempt]) -> Table:
     """Return a table of the samples' classes, sorted by the sample of a class that leaks most.
 
-    It has no rows if no class is known.
+    The table has no rows if no class is known.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
@@ -170,8 +170,8 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
     """Return a sentence if LPIPS was not measured for lack of its network's weights; else empty.
 
-    It replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
-    missing.
+    The sentence replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole``
+    values are missing.
 
     Example:
         >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)

@@ -212,7 +212,7 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
     """Return the doubt that updates were attacked under wrong assumptions, with the way to remove
     it.
 
-    ``places`` are the (round, client) of these updates. Without any, the doubt is empty.
+    ``places`` are the (round, client) of these updates. If there are none, the doubt is empty.
     """
     if not places:
         return _Doubt((), "")
@@ -286,8 +286,8 @@ def _all(
 def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
     """Return ``changes`` to a simulation's settings, and further ones that a repetition needs.
 
-    With these, no time limit of the run or the attack ends an attack, and at least two rounds are
-    attacked. Each change is a Hydra override such as ``num_rounds=5``.
+    With all these settings, no time limit of the run or the attack ends an attack, and at least two
+    rounds are attacked. Each change is a Hydra override such as ``num_rounds=5``.
     """
     config, every = section(metadata, "config"), dict.fromkeys(changes)
     if section(config, "server").get("attack_max_seconds") is not None:
@@ -355,7 +355,7 @@ def more_time(
     """Return sentences that advise to give attacks more time, and the config overrides that do so.
 
     With ``is_what_if``, only attacks on copies of updates under another defense were cut off by
-    time, and are given the time of the others.
+    time, and are given the time of attacks on sent updates.
     """
     but = "" if is_what_if else _beyond_time(index, metadata)
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
@@ -642,7 +642,7 @@ def _left_out(
 ) -> list[_Doubt]:
     """Return a doubt for each reason why clients or the last round were never attacked, with the
     settings by which a new run attacks them. ``attacked`` holds (round, client). With ``is_kept``,
-    updates were kept to be attacked later, and rounds without attacks are no doubt.
+    updates were kept to be attacked later, and rounds without attacks give no doubt.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

@@ -177,8 +177,8 @@ def limits_told(
 ) -> str:
     """Return a sentence for each fact that limits the verdict.
 
-    They are the defense, the attacked share of clients, the facts given to the attacker, and its
-    time.
+    The facts are the defense, the attacked share of clients, the knowledge that the attacker is
+    given, and its time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
@@ -307,8 +307,8 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
     """Return a sentence on why samples stayed hidden: missing information, or a failed search.
 
-    It rests on the score ``unseen_directions``, which counts the directions in which a change of a
-    sample does not change the update. Without this score the list is empty.
+    The sentence rests on the score ``unseen_directions``, which counts the directions in which a
+    change of a sample does not change the update. Without this score the list is empty.
     """
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)

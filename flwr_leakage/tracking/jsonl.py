@@ -26,13 +26,13 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""The largest number of tokens of a text in ``records.jsonl``; the rest is cut. The value is a
-choice that bounds the length of a line.
+"""The largest number of tokens of a text in ``records.jsonl``, a choice that bounds a line's
+length. The rest is cut.
 """
 
 MAX_WORD = 60
-"""The largest number of characters of a word in ``records.jsonl``; the rest is cut. The value is a
-choice that bounds the length of a line.
+"""The largest number of characters of a word in ``records.jsonl``, a choice that bounds a line's
+length. The rest is cut.
 """
 
 SYNC_SECONDS = 5.0

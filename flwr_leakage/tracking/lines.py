@@ -217,7 +217,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
     for kind in LINES.values()
 }
 """For each dataclass of a line, its fields: the name, the annotation, and a function that tells
-whether a JSON value fits the annotation. They are made once, as a run has many lines.
+whether a JSON value fits the annotation. The functions are made once, as a run has many lines.
 """
 
 
