@@ -38,7 +38,9 @@ from flwr_leakage.untrusted import (
 from flwr_leakage.values import require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
-"""The value of ``format`` in each file's metadata. A file with another value is refused."""
+"""The value of ``format`` in the metadata of each file of a kept observation. A file with another
+value is refused.
+"""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
 """The names of the rules by which rounds of kept updates are dropped; see ``KeptObservations``."""

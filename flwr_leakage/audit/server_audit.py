@@ -261,8 +261,8 @@ class ServerAudit:
             server_round: the number of the round, from 1.
             observations: the updates for which ``wants`` returned true.
             notes: the clients' notes.
-            unknown: the ids of clients whose true samples nobody can know, beside those that say so
-                themselves.
+            unknown: the ids of clients whose true samples nobody can know, beside those whose notes
+                say that they run by a config of their own.
             num_updates: the number of updates received in the round; ``None`` for the number of
                 observations.
             inputs: by client id, the input spec and the BatchNorm mode that an attack assumes in

@@ -54,7 +54,7 @@ class Sharing:
         sequence may also name metrics. A ``Sharing`` is returned as it is.
 
         Raises:
-            ValueError: the setting is a single word, and none of these words.
+            ValueError: the setting is a single text that is none of these words.
         """
         if isinstance(share, Sharing):
             return share

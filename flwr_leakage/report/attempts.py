@@ -102,8 +102,8 @@ attack.
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a sort key for places (round, client, sample), by which those that leak most come
-    first.
+    """Return a function from a place (round, client, sample) to a sort key by which the places that
+    leak most come first.
     """
 
     def order(key: Key) -> tuple[float, ...]:

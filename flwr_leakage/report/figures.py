@@ -299,8 +299,8 @@ def _dots(groups: dict[int, list[float]]) -> str:
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     """Return a description of a chart for screen readers.
 
-    It tells the values of the first and the last round, or their median if a round has several.
-    ``groups`` are the values by round.
+    The text tells the values of the first and the last round, or their median if a round has
+    several. ``groups`` are the values by round.
     """
     first, last = min(groups), max(groups)
     name = "median " * (max(map(len, groups.values())) > 1)

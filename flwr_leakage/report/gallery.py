@@ -141,8 +141,9 @@ class Gallery:
 
 
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
-    """Return the gallery of at most ``limit`` samples with a reconstruction, the worst
-    leak first.
+    """Return the gallery of at most ``limit`` samples with a reconstruction, the worst leak first.
+
+    ``found`` are the outcomes of the attacks on samples, by which leaks are ranked.
     """
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     guesses = sorted(

@@ -175,10 +175,11 @@ def decided_by(
 
 
 def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether a reconstruction shows its original up to brightness and contrast.
+    """Return whether a reconstruction shows its original up to brightness and contrast: its PSNR is
+    at least 10 dB above that of a guess without the update.
 
-    The PSNRs in dB are those of the reconstruction and of the guess without the update, each after
-    the change of brightness and contrast that brings it nearest the original.
+    Both PSNRs are in dB, after the change of brightness and contrast that brings the
+    reconstruction, or the guess, nearest the original.
     """
     return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 

@@ -99,7 +99,7 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
     """Return a sentence on how many attacks on updates under a defense the time limit ended.
 
-    ``ended`` tells whether it did, by (round, client).
+    ``ended`` tells, by (round, client), whether the time limit ended the attack.
     """
     stopped = sum(ended.values())
     if not ended:

@@ -328,8 +328,8 @@ def planned_attempts(
     """Return the numbers of all clients' samples and of attacked rounds of a repeated simulation.
 
     The samples are those used in a round. The simulation is repeated with ``changes`` to its
-    settings, and attacks all clients. The result is ``None`` for other runs, and if rounds differ
-    in their clients or are attacked together.
+    settings, and attacks all clients. The result is ``None`` if the run was no simulation, or if
+    rounds differ in their clients or are attacked together.
     """
     sizes: dict[int, dict[int, float]] = {}
     for (when, client, _), record in index.series("client", "images").items():
@@ -385,8 +385,8 @@ def more_time(
 
 
 _TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
-"""The pattern of words in a note on an attack that say that a part was refused, as the problem was
-too large.
+"""The pattern of words in a record's note that say that one of the tried attacks was refused, as
+the problem was too large.
 """
 
 
