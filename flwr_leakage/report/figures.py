@@ -105,7 +105,8 @@ class Agreement:
         pairs: (score, outcome) of each sample that has both, in every round.
         found: the agreement of the two rankings within rounds.
         p_value: the p-value of ``found`` times the number of compared scores, at most 1; ``None``
-            if there is none. reading: the finding in words, with its reason.
+            if there is none.
+        reading: the finding in words, with its reason.
         holds: whether the score ranks the samples in the order that it claims; ``None`` if the run
             cannot tell.
         sample: the nouns for the samples that are ranked.

@@ -78,13 +78,13 @@ class _Candidate:
             most 1; ``None`` if no test says anything.
         server_round: the round of the update with that p-value.
         client_id: the client of the update with that p-value.
-        exact_in: the number of updates that provably contain the record, by algebra. is_unresolved:
-            whether the record's test statistic in that update is beyond those of all null records
-            (which cannot be members), so that the p-value is only an upper bound.
+        exact_in: the number of updates that provably contain the record, by algebra.
+        is_unresolved: whether the record's test statistic in that update is beyond those of all
+            null records (which cannot be members), so that the p-value is only an upper bound.
         is_tail: whether the p-value is that of a tail that was fitted to the null records.
-            is_composite: whether the record's inputs to the network's layers are linear
-            combinations of those of that update's samples, although its own gradient is no part of
-            the update, and no update contains the record by algebra.
+        is_composite: whether the record's inputs to the network's layers are linear combinations of
+            those of that update's samples, although the record's own gradient is no part of the
+            update, and no update contains the record by algebra.
         is_silent: whether the record would change that update by less than its rounding.
         used: whether the record was in some update; ``None`` if the truth is not known.
     """

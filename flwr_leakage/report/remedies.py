@@ -52,8 +52,8 @@ class Remedy:
 
     Attributes:
         name: the name of the defense in the run's settings ``what_if``.
-        setting: the settings of the defense in brackets; empty where they are not known. does: a
-            clause on the defense's effect, told by its class; empty where it is not known.
+        setting: the settings of the defense in brackets; empty where they are not known.
+        does: a clause on the defense's effect, told by its class; empty where it is not known.
         under: the outcomes of the attack on each sample, from the copies under the defense.
         before: the outcomes from the updates as sent, for the same samples in the same rounds.
         change: the median ‖change of an update‖ / ‖update‖ by the defense; ``None`` if unknown.
