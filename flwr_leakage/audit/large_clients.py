@@ -137,7 +137,7 @@ class LabelRound:
                     f"(label_seconds)"
                 )
         # The number of samples is the client's own claim, and checks of the loss allocate as many
-        # rows of logits.
+        # rows of logits. So it is limited here, and only the estimate uses the claim.
         told = seen.update.num_examples
         few = replace(seen.update, num_examples=min(told, MAX_SAMPLES))
         problem = pose(gradient_map, spec, replace(seen, update=few), ThreatModel())

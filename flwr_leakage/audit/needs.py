@@ -98,7 +98,7 @@ class Trials:
 
         Raises:
             ValueError: the model does not accept inputs of the spec's shape, or one input alone
-                needs too much memory.
+                needs more memory than ``max_bytes``.
         """
         key = (spec, gradient_map.batch_norm)
         if key not in self._known:

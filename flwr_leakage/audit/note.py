@@ -292,7 +292,7 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=as_count(entry["products"], 2**63),
         errors=tuple(None if e is None else as_number(e) for e in _list(entry.get("errors", []))),
-        # The class ``Measurement`` refuses an unknown state.
+        # States are not checked here, as the class ``Measurement`` refuses an unknown one.
         states=tuple(_list(entry.get("states", []))),
     )
 

@@ -149,7 +149,7 @@ class Recorder:
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
         """Record why an update was not attacked, if that became known after the call of
-        ``client``.
+        :meth:`client`.
         """
         where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
         self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
@@ -336,7 +336,7 @@ class Recorder:
         """Record a measurement of a client in a round, by a record for each sample.
 
         ``where`` is (round, client id). Samples whose note begins with ``spared`` share a single
-        record without a value.
+        record without a value; by default no note does.
         """
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count

@@ -224,7 +224,7 @@ class ServerAudit:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record that a client's update was not observed, as it is not attacked, and the reason."""
+        """Record that a client's update was not observed, and the reason why it is not attacked."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)

@@ -150,7 +150,9 @@ def _jacobian(
     schedule: LocalSchedule,
     buffers: Params,
 ) -> LinearOperator:
-    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator."""
+    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator. The
+    update is that of the local training ``schedule`` from the parameters ``params``.
+    """
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return BatchJacobian(gradient_map, params, batch, buffers)
     return UpdateJacobian(gradient_map, params, batch, schedule, buffers)

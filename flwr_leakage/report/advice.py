@@ -281,7 +281,7 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
     :func:`_goal`.
 
     ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”). With
-    ``is_accepted``, the server may know what leaks beyond chance, so that this is no condition.
+    ``is_accepted``, the line does not demand that nothing leaks beyond chance.
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
@@ -613,7 +613,7 @@ def _go_on_if(
     """Return the advice's step with the conditions that a new run has to meet if training is to go
     on.
 
-    ``wanted`` is the judgement on this run, with the settings of the new one. ``is_repeated`` tells
+    ``wanted`` is the judgement on this run, with the settings of the new run. ``is_repeated`` tells
     whether the new run repeats this simulation by a command in the advice, and ``with_changes``
     whether it makes one of the changes that the advice lists.
     """

@@ -38,8 +38,8 @@ def graded(tally: Counter[Grade]) -> str:
 
 LEAKED = ("exact", "recognisable")
 SEEN = (*LEAKED, "partly")
-"""The grades of samples that are seen, at least in part: those that count as leaked, and
-``partly``.
+"""The grades of samples that are seen, at least in part: ``exact`` and ``recognisable``, which
+count as leaked, and ``partly``.
 """
 
 
@@ -228,9 +228,9 @@ def seen_of(each: Sequence[Attempt]) -> str:
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
     """Return a sort key for clients that is larger the more of a client leaks.
 
-    ``found`` are the attacks on the client's samples. The entries are the worst grade, the shares
-    of attacks that are exact or recognisable and that identify their original, and the highest PSNR
-    in dB.
+    ``found`` are the attacks on the client's samples. The entries are the worst grade, the share of
+    attacks that are exact or recognisable, the share that identify their original, and the highest
+    PSNR in dB.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -621,8 +621,9 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""The level of significance. A number of identified originals, or of right labels, counts as beyond
-chance if random guesses reach it with at most this probability.
+"""The level of significance, for which the customary value is taken. A number of identified
+originals, or of right labels, counts as beyond chance if random guesses reach it with at most this
+probability.
 """
 
 

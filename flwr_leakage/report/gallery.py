@@ -265,7 +265,9 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 
 def _natural(value: object) -> tuple[int, float, str]:
-    """Return a sort key by which texts that end in a number come first, in the numbers' order."""
+    """Return a sort key by which texts that end in a number come first, in the numbers' order, and
+    other texts follow by the alphabet.
+    """
     text = str(value)
     digits = text.rpartition(" ")[2]
     return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

@@ -27,8 +27,8 @@ layout.
 """
 
 MAX_CLIENTS = 4
-"""The largest number of clients that the head of the section names. They are sorted by how many
-more of their labels the inference has right than a guess, the largest margin first.
+"""The largest number of clients that the head of the section names. They are sorted by how far the
+share of labels that the inference has right lies above that of a guess, the furthest first.
 """
 
 MAX_CLASSES = 5
@@ -257,7 +257,8 @@ def _shares(
 
 
 def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
-    """Return the (round, client) of updates whose inferred class counts are better than a guess.
+    """Return the (round, client) of updates whose inferred class counts have more labels right than
+    a guess.
 
     The guess is made without the update. Updates whose true counts are not known are included.
     """
@@ -273,8 +274,8 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
     """Return two shares of labels for each update whose true labels are known, by (round, client).
 
-    The inference has the first share right, the better of two guesses without the update the
-    second.
+    The first is the share that the inference has right, and the second that of the better of two
+    guesses without the update.
     """
     known, found = _counts(index, "inferred"), {}
     for place, truth in _counts(index, "true").items():
@@ -285,12 +286,11 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
-    """Return the clients of whose labels the inference has more right than guesses, with both
-    shares.
+    """Return two shares of labels for each client on whose labels the inference beats guesses.
 
-    The shares right are those of the inference and of the better of two guesses without the update,
-    for a client's update with the largest difference. Clients come by falling difference. Clients
-    whose true labels are not known are left out.
+    The first is the share that the inference has right, and the second that of the better of two
+    guesses without the update. Of a client's updates, the one with the largest difference counts.
+    Clients come by falling difference. Clients whose true labels are not known are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(

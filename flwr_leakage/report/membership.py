@@ -102,7 +102,9 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Return whether the tests say that the record was used in training."""
+        """Return whether the record counts as used in training: its p-value is at most ``LEVEL``,
+        and it is not composite.
+        """
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 

@@ -150,7 +150,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             map=heat_map(index, found, fate, done),
             limits=limits_told(index, fate, found, metadata),
             story_chart=story_chart,
-            # The chapters below are folded.
+            # The arguments below fill the chapters that the page shows folded.
             contents=_contents(
                 index.sample.many,
                 texts=texts is not None,

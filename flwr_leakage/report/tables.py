@@ -316,7 +316,7 @@ def _left_out(
     noun: str, entries: Collection[object], rows: Collection[object], where: str = ""
 ) -> tuple[str, ...]:
     """Return a sentence on the number of entries, such as clients, that a table has no row for; an
-    empty tuple if there is none. ``where`` are words for where to find them.
+    empty tuple if there is none. ``where`` are words for where to find these entries.
     """
     left_out = len(entries) - len(rows)
     return (f"{count(left_out, f'further {noun}')} left out{where}.",) if left_out else ()

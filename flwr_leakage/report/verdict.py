@@ -178,7 +178,7 @@ def limits_told(
     """Return a sentence for each fact that limits the verdict.
 
     The facts are the defense, the attacked share of clients, the knowledge that the attacker is
-    given, and its time.
+    given, and the attack's time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
@@ -333,8 +333,8 @@ def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
 def _otherwise(index: Index, found: Sequence[Attempt], wrong: set[Place]) -> tuple[str, ...]:
     """Return a text on the updates that were attacked under ``wrong`` assumptions.
 
-    Updates whose samples were all recovered exactly are left out; without others the tuple is
-    empty.
+    Updates whose samples were all recovered exactly are left out. The tuple is empty if no update
+    remains.
     """
     wrong = wrong - all_exact(found)
     if not wrong:
