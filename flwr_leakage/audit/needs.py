@@ -41,8 +41,8 @@ larger value, fewer attacks are refused because they would take too long.
 """
 
 LEAST_GRADIENTS = 10
-"""The least number of gradients for which an attack must have time, else it is refused. It is a
-choice: attacks by optimisation take tens to hundreds.
+"""The least number of gradients for which an attack must have time, else it is refused. The value
+is a choice: attacks by optimisation take tens to hundreds.
 """
 
 _MAX_CALLS = 50_000

@@ -178,9 +178,10 @@ class Recorder:
     ) -> None:
         """Record the attack on an update as the defense ``name`` would have released it.
 
-        ``where`` is (round, client id). The names of all records contain ``name``. ``change`` is
-        ‖released − raw‖ / ‖raw‖ of the update, where raw is the undefended one. The training never
-        used the released update.
+        ``where`` is (round, client id). The names of all records contain ``name``. ``answer`` is
+        the attack's reconstruction, and ``outcome`` its evaluation. ``change`` is ‖released − raw‖
+        / ‖raw‖ of the update, where raw is the undefended one. The training never used the released
+        update.
         """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
@@ -238,8 +239,9 @@ class Recorder:
     ) -> None:
         """Record the attack on a client: the final objective, the metrics, and the images or texts.
 
-        ``where`` is (round, client id). The objective's note names the facts that ``threat`` grants
-        the attacker, and what each attack achieved if several were tried.
+        ``where`` is (round, client id), ``answer`` the attack's reconstruction, and ``outcome`` its
+        evaluation. The objective's note names the facts that ``threat`` grants the attacker, and
+        what each attack achieved if several were tried.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))

@@ -91,7 +91,8 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
 
 MAX_HISTORY = 1000
 """The largest number of targets whose earlier rounds are kept in memory, as clients choose their
-own ids. Beyond it, the target that was not seen for the longest time is forgotten.
+own ids and may use any number. The value is a choice. Beyond it, the target that was not seen for
+the longest time is forgotten.
 """
 
 

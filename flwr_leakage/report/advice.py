@@ -455,8 +455,8 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds in which the attacks on a client show a sample, wholly or in
-    part.
+    """Return words for the rounds in which ``here``, the attacks on a client's samples, show one of
+    them, wholly or in part.
     """
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
@@ -472,8 +472,8 @@ def _when(here: Sequence[Attempt]) -> str:
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
     """Return words for the clients' images with a reconstruction of one of the grades.
 
-    A single image is named as in “an image of client 3”. Each image counts once, by the attack on
-    it that shows most.
+    ``here`` are the attacks on images, of other clients too. A single image is named as in “an
+    image of client 3”. Each image counts once, by the attack on it that shows most.
     """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs

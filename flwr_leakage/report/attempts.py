@@ -102,8 +102,8 @@ attack.
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a function from a place (round, client, sample) to a sort key by which the places that
-    leak most come first.
+    """Return a function that gives the sort key of a place (round, client, sample). Places whose
+    attack in ``attempt_of`` leaks most come first.
     """
 
     def order(key: Key) -> tuple[float, ...]:
@@ -363,8 +363,8 @@ def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
 
 
 MAX_SETTINGS = 80
-"""The largest number of characters of a list of settings within a sentence. A longer list stands in
-brackets behind the sentence.
+"""The largest number of characters of a list of settings within a sentence, a choice of layout. A
+longer list stands in brackets behind the sentence.
 """
 
 

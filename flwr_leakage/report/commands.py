@@ -26,8 +26,9 @@ _PLAIN = re.compile(
 def are_plain(words: Iterable[str]) -> bool:
     """Return whether all words are plain settings, such as ``attack=idlg``.
 
-    Plain settings are safe to show in a command, even if a stranger wrote the run folder that holds
-    them.
+    A plain setting has no ``_target_``, which Hydra would call, and no ``$`` or ``../``, by which
+    Hydra would read other values. It is safe to show in a command, even if a stranger wrote the run
+    folder that holds it.
     """
     return all(map(_PLAIN.fullmatch, words))
 

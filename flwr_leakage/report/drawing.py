@@ -39,8 +39,8 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""The largest number of clients that have a panel of the chart each. If there are more, one panel
-holds all clients.
+"""The largest number of clients that have a panel of the chart each, a choice of layout. If there
+are more, one panel holds all clients.
 """
 
 
@@ -49,7 +49,9 @@ MAX_LINES = 3
 
 
 BAND = 5.0
-"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``."""
+"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``, a
+choice of layout.
+"""
 
 
 _DASHES = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
@@ -271,7 +273,7 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 def rounds_chart(
     by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
-    """Return a chart of each round's values as dots, with a line through their medians.
+    """Return a chart of the values ``by_round`` as dots, with a line through each round's median.
 
     ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
     the unit of the vertical axis.
@@ -400,14 +402,16 @@ def new_figure() -> tuple[Figure, Axes]:
 
 
 def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw every value of each round as a dot, all of them in one collection, for speed."""
+    """Draw each round's values as dots, of which many are thinned out (``MAX_DOTS_A_ROUND``).
+    ``style`` are Matplotlib's settings for all dots, which are one collection, for speed.
+    """
     dots_in = {r: thin_out(values, MAX_DOTS_A_ROUND) for r, values in sorted(by_round.items())}
     places = [r + spread(len(dots)) for r, dots in dots_in.items()]
     axes.scatter(np.concatenate(places), np.concatenate(list(dots_in.values())), **style)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw a line through the medians of each round's values."""
+    """Draw a line through the medians of each round's values, in Matplotlib's ``style``."""
     rounds = sorted(by_round)
     axes.plot(rounds, [float(np.median(by_round[r])) for r in rounds], **style)
 

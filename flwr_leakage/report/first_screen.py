@@ -215,8 +215,8 @@ class Map:
 
 
 MAX_LABELS = 12
-"""The largest number of labels along a side of the map. With more clients or rounds, only every
-second, third, … has a label.
+"""The largest number of labels along a side of the map, a choice of layout. With more clients or
+rounds, only every second, third, … has a label.
 """
 
 MAX_GAPS = 40
@@ -225,8 +225,8 @@ more, the squares would be too small for gaps.
 """
 
 MAX_ROUNDS = 10_000
-"""The largest number of rounds that have a column each. Of more rounds, only those with records
-have one.
+"""The largest number of rounds that have a column each, which bounds the page's size. If there are
+more, only rounds with records have one.
 """
 
 STATES: dict[str, str] = {

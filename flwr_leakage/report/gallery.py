@@ -198,7 +198,8 @@ def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt
     """Return for each image the first place (round, client, sample) in ``ranked`` at which it was
     attacked.
 
-    A place whose image has no number counts as an image of its own.
+    ``attempt_of`` has the attack at a place. A place whose image has no number counts as an image
+    of its own.
     """
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:

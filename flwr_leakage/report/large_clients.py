@@ -32,8 +32,8 @@ share of labels that the inference has right lies above that of a guess, the fur
 """
 
 MAX_CLASSES = 5
-"""The largest number of classes that a row on a client's inferred labels names; the classes with
-the most samples come first.
+"""The largest number of classes that a row on a client's inferred labels names, a choice of layout.
+The classes with the most samples come first.
 """
 
 Counts = dict[int, float]

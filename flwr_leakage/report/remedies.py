@@ -156,7 +156,9 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
-"""The defenses that the report suggests if a run tried none, as options of a command."""
+"""The defenses that the report suggests if a run tried none, as options of a command: one that
+removes entries of an update, and one that adds noise.
+"""
 STRONGER = "gaussian"
 """The defense that the report suggests if samples are seen under the defenses that were tried:
 Gaussian noise.

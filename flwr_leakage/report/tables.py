@@ -264,7 +264,7 @@ def _of_clients(
 
     ``cells`` holds a client's entries for ``columns``. Further columns tell its local training, why
     it was not attacked (``spared``), whether repeating its training gives its updates, and its
-    errors. Columns without content are left out.
+    errors. Columns without content are left out. ``notes`` stand below the table.
     """
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
@@ -315,8 +315,9 @@ def _troubles(events: Sequence[RunEvent]) -> Counter[int]:
 def _left_out(
     noun: str, entries: Collection[object], rows: Collection[object], where: str = ""
 ) -> tuple[str, ...]:
-    """Return a sentence on the number of entries, such as clients, that a table has no row for; an
-    empty tuple if there is none. ``where`` are words for where to find these entries.
+    """Return a sentence on how many of the ``entries``, such as clients, have no row in a table
+    with the given ``rows``; an empty tuple if all have one. ``where`` are words for where to find
+    these entries.
     """
     left_out = len(entries) - len(rows)
     return (f"{count(left_out, f'further {noun}')} left out{where}.",) if left_out else ()

@@ -175,7 +175,7 @@ def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
     """Return the tokens that the attack knows to occur in updates with a text that was not
-    recovered.
+    recovered exactly.
 
     An entry has words for the round and client of the update, and its tokens.
     """

@@ -38,7 +38,7 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 MAX_REASON = 400
 """The largest number of characters that the report's answer quotes of a reason why an update tells
-nothing. The events have the whole reason.
+nothing, a choice of layout. The events have the whole reason.
 """
 
 
@@ -203,8 +203,8 @@ one with another ``schedule`` removes those in ``_STEPS`` (the local steps).
 """
 
 MAX_REST = 3
-"""The largest number of differences from an attack's assumptions that a sentence names, of those
-that no setting of the attack removes.
+"""The largest number of differences in training that a sentence names, a choice of layout. These
+differences are from the attack's assumptions, and no setting of the attack removes them.
 """
 
 
@@ -632,8 +632,8 @@ is recorded for it."""
 
 
 RESTING = "attacks run "
-"""The first words of the reason why a whole round was not attacked, which says less than the
-reasons of single clients.
+"""The first words of the reason why a whole round was not attacked. A client's own reason says
+more, and replaces this one.
 """
 
 

@@ -54,7 +54,8 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def plain_tree(node: Any, treat: Callable[[str], str] = plain_text) -> Any:
-    r"""Return JSON content with each text and key replaced by what a function returns for it.
+    r"""Return the JSON content ``node`` with each text and key replaced by the result of ``treat``
+    for it.
 
     By default control and invisible characters become escapes such as ``\u001b``.
     """
