@@ -733,10 +733,10 @@ class ServerAudit:
     def _answers(
         self, now: _Round, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
-        """Attack targets together within the round's budget, and return each with its answer.
+        """Attack the targets ``cases`` together, and return each with its answer.
 
-        ``what`` names another defense, under which the updates were computed anew; ``what`` is
-        empty for the updates that were sent.
+        ``now`` holds the round's attack and budget. ``what`` names another defense, under which the
+        updates were computed anew; ``what`` is empty for the updates that were sent.
         """
         if not cases:
             return []

@@ -23,8 +23,8 @@ def frontier(
     """Return a Matplotlib figure of test accuracy over leakage, a point and a range for each group
     of runs.
 
-    The range is over the group's seeds. A line, the frontier, joins the groups for which no other
-    group has both less leakage and more accuracy.
+    The range is over the group's seeds. A line, the frontier, joins the groups that no other group
+    beats in leakage or accuracy without being worse in the other of the two.
 
     Args:
         comparison: the comparison, in which at least one group has both a leakage and an accuracy.

@@ -267,7 +267,7 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 def _natural(value: object) -> tuple[int, float, str]:
     """Return a sort key by which texts that end in a number come first, in the numbers' order, and
-    other texts follow by the alphabet.
+    other texts follow in alphabetical order.
     """
     text = str(value)
     digits = text.rpartition(" ")[2]

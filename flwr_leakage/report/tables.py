@@ -98,7 +98,7 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes, sorted by the sample of a class that leaks most.
+    """Return a table of the samples' classes, sorted by the worst leak of a class's sample.
 
     The table has no rows if no class is known.
     """
