@@ -1,6 +1,6 @@
 """Infer how many samples of each class a client has whose images are too many to reconstruct.
 
-A simulation also attacks the update of one step on a few of such a client's images.
+A simulation also attacks the update of one step on a few images of such a client.
 """
 
 import json

@@ -224,7 +224,7 @@ def _told(called: int, exact: int) -> str:
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
-    """Return a sentence on what evidence by algebra means; an empty list if no update gave any.
+    """Return a sentence on the meaning of evidence by algebra; an empty list if no update gave any.
 
     ``updates`` are the (round, client) of the updates that gave such evidence. ``forgeable`` tells
     whether records' own gradients could not be tested in some updates, so that a record made from

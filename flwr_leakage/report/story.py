@@ -33,7 +33,7 @@ def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
     """Return plain sentences that describe the run; unknown facts are left out. ``rounds_done`` is
-    the last round with a record.
+    the number of the last round with a record.
     """
     told = (
         _training(index, metadata, rounds_done),

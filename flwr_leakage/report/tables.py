@@ -352,8 +352,8 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
         }  # fmt: skip
         if pairs:
             out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
-            # Clients without such a note had all of their samples scored, and these count in
-            # ``whole``, too.
+            # Clients without a note on left out samples had all of their samples scored, and these
+            # count in ``whole``, too.
             whole += sum(key[:2] not in pairs for key in told)
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
@@ -388,8 +388,8 @@ def constants(index: Index) -> tuple[str, ...]:
 def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
     """Return the median value of sorted (value, error bar) pairs, and its error bar.
 
-    The bar is the wider one of the one or two pairs in the middle. ``None`` stands for what is
-    unknown.
+    The bar is the wider one of the one or two pairs in the middle. ``None`` stands for an unknown
+    number.
     """
     if not ordered:
         return None, None
