@@ -12,8 +12,8 @@ metrics. ``everything`` stands for all five.
 """
 
 UNREAD = "Neither scores nor samples were read off the training."
-"""The text that a server reads if nothing could be read off a client's training, unless the
-client's owner shares reasons.
+"""The text that a server reads if neither scores nor samples could be captured from a client's
+training, unless the client's owner shares reasons.
 """
 
 

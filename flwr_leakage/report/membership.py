@@ -413,7 +413,7 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """A share, ``found`` successes of ``total`` independent trials, with its confidence
+    """A share, ``found`` successes of ``total`` independent trials, with its 95 % confidence
     interval.
     """
 
