@@ -33,9 +33,9 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
     An error of the attack becomes an answer without samples, which holds the error. If the attack
     fails on several observations together, each is attacked by itself, as a single one may be the
-    cause. Where the normalisation of the inputs is unknown, several are tried, and the one that
-    fits the update best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`). ``progress`` is told
-    how far the attack is.
+    cause. Where the normalisation of the inputs is unknown, several normalisations are tried, and
+    the one that fits the update best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+    ``progress`` is told how far the attack is.
     """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""

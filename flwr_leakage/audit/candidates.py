@@ -69,10 +69,10 @@ class Candidates:
         seed: int,
         optimizer: str = "SGD",
     ) -> Membership:
-        """Test the records for membership in the update ``seen``, made by a client's optimizer.
+        """Return the result of testing the records for membership in the update ``seen``.
 
-        ``seed`` is that of the test's random draws, and ``optimizer`` is the optimizer's class
-        name.
+        ``seed`` is the seed of the test's random draws, and ``optimizer`` the class name of the
+        optimizer with which the client trained.
 
         Raises:
             ValueError: the samples do not have the shape of the inputs, the steps use too many
@@ -101,8 +101,8 @@ class Candidates:
     def doubts(self, spec: InputSpec) -> str:
         """Return a warning if the samples seem to be pixels that were not normalised; else empty.
 
-        They seem so if all lie in [0, 1], although the normalisation of ``spec`` makes dark pixels
-        negative.
+        They seem so if all values lie in [0, 1], although the normalisation of ``spec`` makes dark
+        pixels negative.
         """
         dark = min(-mean / std for mean, std in zip(spec.mean, spec.std, strict=True))
         if spec.is_text or not spec.known or dark >= 0:

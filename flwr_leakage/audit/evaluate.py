@@ -108,7 +108,8 @@ def _texts(
 ) -> Outcome:
     """Return the metrics of recovered texts, and the recovered and the private texts.
 
-    Without private texts or an evaluator, there are no metrics and the recovered texts alone.
+    Without private texts or an evaluator, the result holds the recovered texts alone, and no
+    metrics.
     """
     write = partial(_written, padding=spec.padding, words=reference.words)
     texts: list[Text] = []

@@ -15,7 +15,7 @@ else:  # a gate of scores works without the packages that attacks need
     SelfAttacked = Any
 
 GradeLimit = Literal["nothing", "partly", "recognisable"]
-"""The worst grades of a reconstruction that a gate may allow; see
+"""The grades of a reconstruction that a gate can name as the most leaking one that it allows; see
 ``flwr_leakage.report.grades``.
 """
 
@@ -56,15 +56,16 @@ class Gate:
 
     A gate protects against a server that is honest but curious, and not against one that chooses
     weights, as everything is measured under the weights that the server sent. Such a server passed
-    a limit of the gradient's norm in 60 of 60 rounds, and reconstructed 188 of the 240 images of
-    digits in them at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
+    a limit of the gradient's norm in 60 of 60 rounds (30 of an MLP and 30 of a ConvNet), and
+    reconstructed 188 of the 240 images of digits in them at 30 dB or more
+    (``simulations/benchmarks/gate_crafted.py``).
 
     A server learns from a refusal that limits were exceeded, and it can tell from an update that a
     stronger defense was used. The choice between defenses depends on the samples, so that the ε
     (differential privacy) of a single defense does not hold for the whole.
 
     Attributes:
-        scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
+        scores: the limit of each score, by the name of a measurement of ``ClientAudit.scores``.
         psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
             sample; ``None`` for no limit.
         grade: the most leaking grade that a sample may have in that attack. The grades are, in this

@@ -45,7 +45,8 @@ def grant(
     ``source`` is the source of the true samples, ``None`` outside of simulations.
 
     Raises:
-        ValueError: the source has no such samples, as where a client lies about their number.
+        ValueError: the source does not have the target's samples, as where a client lies about
+            their number.
     """
     seen, truth = target.observation, _truth(target, source)
     earlier = tuple(

@@ -38,7 +38,9 @@ from flwr_leakage.untrusted import (
 from flwr_leakage.values import require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
-"""The value of ``format`` in each file's metadata. A file with another value is refused."""
+"""The value of ``format`` in the metadata of each file of a kept observation. A file with another
+value is refused.
+"""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
 """The names of the rules by which rounds of kept updates are dropped; see ``KeptObservations``."""
@@ -155,7 +157,7 @@ class KeptObservations:
     def set_done(self, server_round: int) -> bool:
         """Mark a kept round as attacked and recorded, and return whether that was possible.
 
-        It is not possible if another process has removed the round, to keep within ``max_bytes``.
+        That is not possible if another process has removed the round, to keep within ``max_bytes``.
         """
         try:
             write_private(self._round(server_round) / DONE, b"")
@@ -181,7 +183,8 @@ class KeptObservations:
                 f"round {number} ({sizes.pop(number):,} bytes) was dropped {fate}, as at most "
                 f"{self.max_bytes:,} bytes of observations are kept"
             )
-            # The folder disappears at once for other processes, and is deleted afterwards.
+            # The folder is renamed first, so that it disappears at once for other processes, and is
+            # deleted afterwards.
             dropped = self.folder / f".dropped{number:06d}"
             shutil.rmtree(dropped, ignore_errors=True)
             self._round(number).rename(dropped)

@@ -1,6 +1,6 @@
 """Infer how many samples of each class a client has whose images are too many to reconstruct.
 
-A simulation also attacks the update of one step on a few of such a client's images.
+A simulation also attacks the update of one step on a few images of such a client.
 """
 
 import json
@@ -40,7 +40,7 @@ seconds, plus the step that an attack is in when its time ends.
 
 MAX_SAMPLES = 2000
 """The number of samples that stand for those of a larger client where only class frequencies count.
-It bounds the memory: checks of the loss allocate a row of logits for each sample.
+The value bounds the memory: checks of the loss allocate a row of logits for each sample.
 """
 
 
@@ -127,7 +127,8 @@ class LabelRound:
         alike = replace(schedule, num_steps=steps)
         key = json.dumps([vars(alike), optimizer, vars(spec), gradient_map.batch_norm], default=str)
         if key not in self._known:
-            # A gradient costs three forward passes. A dummy sample takes twelve gradients.
+            # A gradient costs three forward passes. Each dummy sample is made in twelve steps, each
+            # with a gradient; the rest are the gradients of the repeated trainings.
             passes = 3 * (12 * DUMMIES * (len(KINDS) + 1) + len(KINDS) * max(SAMPLES, 4 * steps))
             seconds = passes * trials.needs(gradient_map, spec).operations / OPERATIONS_PER_SECOND
             if self.budget.is_spent or seconds > 4 * self.budget.left:
@@ -136,7 +137,7 @@ class LabelRound:
                     f"(label_seconds)"
                 )
         # The number of samples is the client's own claim, and checks of the loss allocate as many
-        # rows of logits.
+        # rows of logits. So it is limited here, and only the estimate uses the claim.
         told = seen.update.num_examples
         few = replace(seen.update, num_examples=min(told, MAX_SAMPLES))
         problem = pose(gradient_map, spec, replace(seen, update=few), ThreatModel())

@@ -34,8 +34,8 @@ rounds. The file stays when a round is dropped.
 """
 
 CLOSED = "closed"
-"""The name of the empty file that marks, while its updates are attacked, that a run had ended in
-order.
+"""The name of the empty file that marks, while a run's kept updates are attacked, that the run had
+ended in order.
 """
 
 

@@ -30,18 +30,19 @@ where ``strongest`` searches half a million pixels. A larger value refuses more 
 """
 
 STEPS = 4
-"""The number of copies of the parameters that an attack holds for each local step but the first. A
-server that trains the model has memory for the copies of one step, which are subtracted.
+"""The estimated number of copies of the parameters that an attack holds for each local step but the
+first. A larger value refuses more attacks on updates of many steps. A server that trains the model
+has memory for four copies anyway, which are subtracted from the estimate.
 """
 
 OPERATIONS_PER_SECOND = 5e9
 """The number of floating-point operations that a slow CPU core is assumed to do in a second. With a
-larger value, attacks on larger updates begin.
+larger value, fewer attacks are refused because they would take too long.
 """
 
 LEAST_GRADIENTS = 10
-"""The least number of gradients for which an attack must have time, else it is refused. It is a
-choice: attacks by optimisation take tens to hundreds.
+"""The least number of gradients for which an attack must have time, else it is refused. The value
+is a choice: attacks by optimisation take tens to hundreds.
 """
 
 _MAX_CALLS = 50_000
@@ -97,7 +98,7 @@ class Trials:
 
         Raises:
             ValueError: the model does not accept inputs of the spec's shape, or one input alone
-                needs too much memory.
+                needs more memory than ``max_bytes``.
         """
         key = (spec, gradient_map.batch_norm)
         if key not in self._known:
@@ -120,7 +121,7 @@ class Trials:
 
         An attack is refused if its memory would exceed ``max_bytes``, if ten gradients would take
         longer than ``max_seconds``, or if the model does not accept inputs of the spec's shape.
-        Without limits nothing is tried.
+        Without limits, nothing is estimated or refused.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
@@ -149,7 +150,9 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield targets in groups, each small enough to be attacked within ``max_bytes``."""
+        """Yield targets in groups, each small enough to be attacked within ``max_bytes``. A target
+        that alone needs more is a group of its own.
+        """
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:
@@ -176,8 +179,8 @@ def _samples(seen: Observation) -> int:
 
 
 def _bytes(needs: Needs, seen: Observation) -> float:
-    """Return an estimate of the bytes that an attack on an update takes, beside those
-    of the model.
+    """Return an estimate of the bytes that an attack on an update takes in addition to those that
+    the server's training of the model takes.
     """
     copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
     return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
@@ -197,7 +200,7 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
     Raises:
         ValueError: the model does not accept inputs of this shape, or one input takes more than
-            these bytes.
+            ``max_bytes``.
     """
     size = 4 * math.prod(spec.shape)
     if size > min(max_bytes, 2**40):
@@ -229,7 +232,7 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
 
 def _decides_by_values(error: Exception) -> bool:
-    """Return whether a forward pass failed because its tensors hold no values, not by
+    """Return whether a forward pass failed because its tensors hold no values, and not because of
     their shape.
     """
     return isinstance(error, NotImplementedError) or "meta" in str(error)

@@ -92,7 +92,10 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether nothing but the training changed the update, as far as is known."""
+        """Return whether the captured training explains the update, as far as the client could
+        compare them. The result is also true if the sent update is masked (secure aggregation), or
+        if nothing differs from an earlier round whose replay explained its update.
+        """
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
@@ -151,8 +154,8 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
-            # These two parts are texts within the JSON. They seldom change between rounds, so that
-            # their parsed forms are remembered.
+            # These two parts are texts within the JSON. The reader remembers the parsed form of a
+            # text, as these parts seldom change between rounds.
             "training": None if self.training is None else _written(self.training),
             "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
@@ -161,8 +164,8 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the client's remark, and its check of the scored model, as sentences,
-        where sent.
+        """Return sentences with the client's remark and, without a replay, its check of the scored
+        model. The list is empty if the client sent neither.
         """
         who, said = f"client {self.client_id} says", []
         if self.remark:
@@ -191,8 +194,8 @@ class ClientNote:
     def speaks_against(self, other: Sequence[str]) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        They tell ``other``, the differences from the assumed training by ``differs_from``, and
-        whether the captured training does not explain the update.
+        The sentences tell ``other``, the differences from the assumed training by ``differs_from``,
+        and whether the captured training does not explain the update.
         """
         said = []
         if other:
@@ -289,7 +292,7 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
         notes=tuple(_text(note, 500) for note in _list(entry["notes"])),
         products=as_count(entry["products"], 2**63),
         errors=tuple(None if e is None else as_number(e) for e in _list(entry.get("errors", []))),
-        # The class ``Measurement`` refuses an unknown state.
+        # States are not checked here, as the class ``Measurement`` refuses an unknown one.
         states=tuple(_list(entry.get("states", []))),
     )
 

@@ -149,7 +149,7 @@ class Recorder:
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
         """Record why an update was not attacked, if that became known after the call of
-        ``client``.
+        :meth:`client`.
         """
         where, count = (seen.server_round, seen.client_id), float(seen.update.num_examples)
         self._number(where, -1, "client", "not_attacked", count, self.sample, note=reason)
@@ -178,9 +178,10 @@ class Recorder:
     ) -> None:
         """Record the attack on an update as the defense ``name`` would have released it.
 
-        ``where`` is (round, client id). The names of all records contain ``name``. ``change`` is
-        ‖released − raw‖ / ‖raw‖ of the update, where raw is the undefended one. The training never
-        used the released update.
+        ``where`` is (round, client id). The names of all records contain ``name``. ``answer`` is
+        the attack's reconstruction, and ``outcome`` its evaluation. ``change`` is ‖released − raw‖
+        / ‖raw‖ of the update, where raw is the undefended one. The training never used the released
+        update.
         """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
@@ -238,8 +239,9 @@ class Recorder:
     ) -> None:
         """Record the attack on a client: the final objective, the metrics, and the images or texts.
 
-        ``where`` is (round, client id). The objective's note names the facts that ``threat`` grants
-        the attacker, and what each attack achieved if several were tried.
+        ``where`` is (round, client id), ``answer`` the attack's reconstruction, and ``outcome`` its
+        evaluation. The objective's note names the facts that ``threat`` grants the attacker, and
+        what each attack achieved if several were tried.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -336,7 +338,7 @@ class Recorder:
         """Record a measurement of a client in a round, by a record for each sample.
 
         ``where`` is (round, client id). Samples whose note begins with ``spared`` share a single
-        record without a value.
+        record without a value; by default no note does.
         """
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count

@@ -61,7 +61,7 @@ class Selection:
     def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
         """Return the reasons in words why clients of a round are not attacked, by client id.
 
-        Clients that are attacked are left out.
+        Clients that are attacked have no entry.
         """
         chosen = {observation.client_id for observation in self(observations)}
         limit = f"at most {self.max_clients} clients are attacked in a round"

@@ -185,12 +185,12 @@ class SelfAttack:
     def probe(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
     ) -> tuple[Probed, ...]:
-        """Attack updates of one step on a few of a client's samples, and compare the answers with
-        these.
+        """Return the results of attacking updates of one step on a few of a client's samples.
 
-        There is a result for each of ``probe_sizes`` up to the number of the client's samples,
-        ``private``. The parameters and the learning rate are those of the update ``seen``. The
-        attack is given the labels if the threat model grants them, and no batch statistics.
+        There is a result for each of ``probe_sizes`` that is at most the number of the client's
+        samples, ``private``, with which the answer is compared. The parameters and the learning
+        rate are those of the update ``seen``. The attack is given the labels if the threat model
+        grants them, and no batch statistics.
         """
         found = []
         threat, seconds = replace(self.threat, batch_norm="none"), self.probe_seconds

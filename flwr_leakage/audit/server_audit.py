@@ -224,7 +224,7 @@ class ServerAudit:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record that a client's update was not observed, as it is not attacked, and the reason."""
+        """Record that a client's update was not observed, and the reason why it is not attacked."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
@@ -261,8 +261,8 @@ class ServerAudit:
             server_round: the number of the round, from 1.
             observations: the updates for which ``wants`` returned true.
             notes: the clients' notes.
-            unknown: the ids of clients whose true samples nobody can know, beside those that say so
-                themselves.
+            unknown: the ids of clients whose true samples nobody can know, beside those whose notes
+                say that they run by a config of their own.
             num_updates: the number of updates received in the round; ``None`` for the number of
                 observations.
             inputs: by client id, the input spec and the BatchNorm mode that an attack assumes in
@@ -278,7 +278,8 @@ class ServerAudit:
         for seen in observations:
             where, reason = (server_round, seen.client_id), left_out.get(seen.client_id, "")
             self._recorder.client(where, seen.update.schedule, seen.update.num_examples, reason)
-        # Clients are included that said so in an earlier round and sent no note in this one.
+        # Nobody knows the samples of clients with a config of their own either. A client that said
+        # so in an earlier round may have sent no note in this one.
         unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
         for seen in observations:
@@ -609,7 +610,9 @@ class ServerAudit:
             return None
 
     def _left_out(self, observations: list[Observation]) -> dict[int, str]:
-        """Return the reasons in words why clients are not attacked, by client id."""
+        """Return the reasons in words why clients of these observations are not attacked, by client
+        id.
+        """
         if self.attack is None and self.keep is None:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
@@ -691,13 +694,15 @@ class ServerAudit:
         if isinstance(schedule, EpochSchedule):
             if note.training is None:
                 return None
-            # The client's steps follow from its number of samples, which the note does not tell.
+            # The note does not tell the client's number of samples, from which the steps would
+            # follow. So a schedule for one sample is given the steps that the note tells.
             schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
         return Assumed(schedule, self.spec, self.gradient_map.batch_norm)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        # Updates become targets one by one, as one client's update may not fit its earlier rounds.
+        # Updates become targets one by one, so that an update that does not fit the client's
+        # earlier rounds raises an error for this client alone.
         parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
         targets = []
         for part in parts:
@@ -728,10 +733,10 @@ class ServerAudit:
     def _answers(
         self, now: _Round, cases: list[Case], what: str = ""
     ) -> list[tuple[Case, Reconstruction]]:
-        """Attack targets together within the round's budget, and return each with its answer.
+        """Attack the targets ``cases`` together, and return each with its answer.
 
-        ``what`` names another defense, under which the updates were computed anew; ``what`` is
-        empty for the updates that were sent.
+        ``now`` holds the round's attack and budget. ``what`` names another defense, under which the
+        updates were computed anew; ``what`` is empty for the updates that were sent.
         """
         if not cases:
             return []

@@ -12,8 +12,8 @@ metrics. ``everything`` stands for all five.
 """
 
 UNREAD = "Neither scores nor samples were read off the training."
-"""The text that a server reads if nothing could be read off a client's training, unless the
-client's owner shares reasons.
+"""The text that a server reads if neither scores nor samples could be captured from a client's
+training, unless the client's owner shares reasons.
 """
 
 
@@ -54,7 +54,7 @@ class Sharing:
         sequence may also name metrics. A ``Sharing`` is returned as it is.
 
         Raises:
-            ValueError: the setting is a single word, and none of these words.
+            ValueError: the setting is a single text that is none of these words.
         """
         if isinstance(share, Sharing):
             return share
@@ -100,7 +100,8 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    The sentence on the replay in ``note`` is replaced by the general one on a failed replay.
+    Sentences of ``note`` on the replay and the scored model are replaced by the general one on a
+    failed replay (``REPLAY_WORDS``).
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

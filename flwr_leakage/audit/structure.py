@@ -36,7 +36,8 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
 """The number of random combinations of a Jacobian's rows that are taken if its rank would need more
-than ``max_products``. Then a rank below this number is found, and of a larger rank a lower bound.
+than ``max_products``. Then a rank below this number is found, and for a larger rank only a lower
+bound. The value is a choice: more rows cost more products, and find larger ranks.
 """
 
 
@@ -149,7 +150,9 @@ def _jacobian(
     schedule: LocalSchedule,
     buffers: Params,
 ) -> LinearOperator:
-    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator."""
+    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator. The
+    update is that of the local training ``schedule`` from the parameters ``params``.
+    """
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return BatchJacobian(gradient_map, params, batch, buffers)
     return UpdateJacobian(gradient_map, params, batch, schedule, buffers)

@@ -10,8 +10,8 @@ LINE = 100
 """The largest number of characters in a printed line of the results of ``structure``."""
 
 RECOVERED_DB = 40.0
-"""The least PSNR in dB at which a synthetic image counts as recovered by an exact attack: a root
-mean squared error of 1 % of the pixels' range.
+"""The least PSNR in dB at which a synthetic image counts as recovered by an exact attack. The value
+is a choice: a root mean squared error of 1 % of the pixels' range.
 """
 
 

@@ -91,7 +91,8 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
 
 MAX_HISTORY = 1000
 """The largest number of targets whose earlier rounds are kept in memory, as clients choose their
-own ids. Beyond it, the target that was not seen for the longest time is forgotten.
+own ids and may use any number. The value is a choice. Beyond it, the target that was not seen for
+the longest time is forgotten.
 """
 
 
@@ -129,8 +130,8 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        # If the numbers of samples changed, the samples did, and no attack can join them with the
-        # earlier ones.
+        # If the numbers of samples changed, so did the samples. The earlier rounds are then left
+        # out, as no attack can join rounds of different samples.
         if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))

@@ -18,9 +18,9 @@ def in_turns(
 
     Each group holds as many targets as the rest of the budget pays for at ``seconds`` each, and at
     least one; it holds all if ``seconds`` is ``None``. As most attacks end before their limit, a
-    group is formed when the one before it is done. Where the budget may not be enough for all, the
-    targets come in an order drawn by ``seed``, so that each has the same chance, whatever names
-    clients give themselves.
+    group is formed only when the one before it is done, from what is then left of the budget. Where
+    the budget may not be enough for all, the targets come in an order drawn by ``seed``, so that
+    each has the same chance, whatever names clients give themselves.
 
     Example:
         >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]

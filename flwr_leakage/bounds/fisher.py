@@ -59,11 +59,11 @@ def bayesian_mse(
 
     The sum is over the N eigenvalues λ of JJᵀ, with J the Jacobian of a gradient by the N entries
     of an input x. The gradient is seen with noise N(0, σ²I). For a linear gradient map and x ~ N(μ,
-    τ²I) no attacker, biased or not, has a smaller error on average over images of this prior. For a
-    network the bound holds for the linearisation at x alone. The bound of van Trees (1968), in
-    which JJᵀ is averaged over the prior, holds for the network itself. It is at most the mean of
-    this one over the prior. Neither bound holds for a single image, nor for images of another
-    distribution.
+    τ²I) no attacker, biased or not, has a smaller error than this on average over images of this
+    prior. For a network the bound holds for the linearisation at x alone. The bound of van Trees
+    (1968), in which JJᵀ is averaged over the prior, holds for the network itself. It is at most the
+    mean of this one over the prior. Neither bound holds for a single image, nor for images of
+    another distribution.
 
     Args:
         eigenvalues: (..., N) the eigenvalues λ ≥ 0 of JJᵀ.

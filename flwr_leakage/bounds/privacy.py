@@ -32,9 +32,10 @@ def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25)
 
     This is the client's worst case: the update is the image x in [0, 1]^N scaled to the clipping
     norm C, as a wide linear first layer reveals it for a batch of one, plus noise of standard
-    deviation σ. Scaled back, the noise is (σ/C) ‖x‖ on each pixel, so that PSNR = −20 log₁₀(σ/C) −
-    10 log₁₀(N · mean square) (Riess et al. 2024). An attacker who knows how images look can reach
-    more. Without noise the result is infinite.
+    deviation σ. The attacker scales the update back to the size of the image. The noise then has
+    the standard deviation (σ/C) ‖x‖ on each pixel, so that PSNR = −20 log₁₀(σ/C) − 10 log₁₀(N ·
+    mean square) (Riess et al. 2024). An attacker who knows how images look can reach a larger PSNR.
+    Without noise the result is infinite.
 
     Args:
         noise_to_clip: σ/C ≥ 0; over several releases of the same image, σ is the standard deviation

@@ -29,7 +29,7 @@ class _Commands(TyperGroup):
     """The group of all commands, in which a command's arguments have the help texts of their
     annotations.
 
-    With click 8.5, typer loses these texts.
+    With click 8.5, typer loses these texts, so that this class sets them.
     """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -510,7 +510,7 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 def _say_what_came(folder: Path, done: int, what: str) -> None:
     """Write the report of a run, and print the number of completed rounds and the verdict.
 
-    ``done`` is that number, and ``what`` the participle for them, such as ``attacked``.
+    ``done`` is the number of rounds, and ``what`` says what was done to them, such as ``attacked``.
     """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index

@@ -25,7 +25,7 @@ def entries(group: str) -> dict[str, str]:
 def _line(path: Path) -> str:
     """Return the comment at the top of a YAML file as one line.
 
-    Without one it is the first comment that stands behind a value, or an empty text.
+    If no comment is at the top, the result is the first one behind a value; empty if there is none.
     """
     lines = path.read_text().splitlines()
     if lines and lines[0].startswith("# @package"):

@@ -24,7 +24,7 @@ def own_folders(folder: Path) -> list[Path]:
     ``folder`` is one such folder, which is then the only one returned, or holds several.
 
     Raises:
-        FileNotFoundError: the folder is none of these.
+        FileNotFoundError: the folder neither is nor holds such a folder.
         ValueError: the folder holds the record of a server.
     """
     if (folder / RECORDS_FILE).exists():

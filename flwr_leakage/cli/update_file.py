@@ -189,7 +189,8 @@ def observe_file(
     elif holds == "gradient":
         sent = scale(sent, -schedule.learning_rate)
     delta = {k: sent[k] if k in sent else torch.zeros_like(v) for k, v in params.items()}
-    # Attacks read running statistics after training, but not their differences.
+    # Attacks read the running statistics after training, and not their differences, so those of a
+    # file of differences are left out.
     after = {k: found[k] for k in buffers if k in found} if holds == "parameters" else {}
     update = Update(delta, after, schedule, given.num_examples)
     return gradient_map.with_trained(sent), Observation(1, 0, params, buffers, update), remarks

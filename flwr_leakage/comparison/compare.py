@@ -30,8 +30,8 @@ settings that do not change the numbers of a run.
 
 FEW = 5
 """The number of runs below which their range is shown in place of the standard deviation, which few
-runs hardly determine. For normal numbers its 95 % interval reaches to 2.9 times its value for five
-runs, and to 6.3 times for three (from the χ² law of the variance).
+runs hardly determine. The 95 % interval of the deviation of normal numbers reaches to 2.9 times its
+estimate for five runs, and to 6.3 times for three (from the χ² law of the variance).
 """
 
 
@@ -65,8 +65,8 @@ class Group:
     def name(self) -> str:
         """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``.
 
-        If more than six settings differ between groups (``MANY``), it is the names of the runs'
-        folders.
+        If more than six settings differ between groups (``MANY``), the text is the names of the
+        runs' folders.
         """
         if len(self.settings) > MANY:
             places = [run.folder.parts[-2:] for run in self.runs]
@@ -140,7 +140,8 @@ class Comparison:
     def labels(self) -> tuple[str, ...]:
         """Return the headings of the columns that name a group.
 
-        They are the names of the settings, or ``run`` if more than six settings differ (``MANY``).
+        The headings are the names of the settings, or ``run`` if more than six settings differ
+        (``MANY``).
         """
         return self.settings if len(self.settings) <= MANY else (RUN,)
 
@@ -261,8 +262,8 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
 def run_folders(folder: Path) -> list[Path]:
     """Return the folder itself if it is a run folder, and all run folders below it.
 
-    They are sorted by path, with numbers in names by value, so that 2 comes before 10. The list is
-    empty if there is no run folder.
+    The folders are sorted by path, with numbers in names by value, so that 2 comes before 10. The
+    list is empty if there is no run folder.
     """
     if not folder.is_dir():
         return []

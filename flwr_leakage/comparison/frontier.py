@@ -24,7 +24,7 @@ def frontier(
     of runs.
 
     The range is over the group's seeds. A line, the frontier, joins the groups that no other group
-    beats in both.
+    beats in leakage or accuracy without being worse in the other of the two.
 
     Args:
         comparison: the comparison, in which at least one group has both a leakage and an accuracy.

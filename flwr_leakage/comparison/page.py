@@ -61,7 +61,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         link=lambda run: _link(run.folder, path) if link_reports else "",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A setting's text may hold a lone surrogate, which UTF-8 cannot encode.
+    # A setting may hold a lone surrogate, which UTF-8 cannot encode: a question mark replaces it.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 
@@ -86,7 +86,9 @@ def _short(text: str, runs: str) -> str:
 
 
 def _values(comparison: Comparison) -> Table:
-    """Return a table with a row for each setting and a column for each group of runs."""
+    """Return a table of the settings in which runs differ: a row for each setting, a column for
+    each group of runs, and in each cell the setting's value in that group.
+    """
     groups = comparison.groups
     rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
     return Table(
@@ -118,7 +120,7 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
 def _link(folder: Path, page: Path) -> str:
     """Return the path of the report in ``folder``, relative to the folder of the file ``page``.
 
-    It is empty if there is no report.
+    The path is empty if there is no report.
     """
     report = folder / "report.html"
     return os.path.relpath(report, page.parent) if report.is_file() else ""

@@ -25,7 +25,7 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return the (name, value) of each setting of a group that is not one of the defense."""
+    """Return the (name, value) of each setting of a group, except those of its defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 
@@ -60,7 +60,7 @@ def _members(group: Group, bare: Group) -> str:
     """Return a sentence on the members that a membership test found with a defense and without.
 
     The runs with a defense are ``group``, those without ``bare``. The text is empty if the share
-    found is unknown for one.
+    found is unknown for one of the two.
     """
     measure = next(each for each in MEASURES if each.name in FOUND)
     if None in (group.mean(measure.name), bare.mean(measure.name)):

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 SECONDS = 10.0
-"""The longest time in seconds that a run waits for a checkpoint. SqueezeNet's has 5 MB and VGG-16's
-530 MB, which slow connections do not fetch in this time.
+"""The longest time in seconds that a run waits for a checkpoint. The value is a choice, by which a
+run with a bad connection soon goes on without LPIPS. SqueezeNet's checkpoint has 5 MB. VGG-16's has
+530 MB, which a slow connection does not fetch in this time.
 """
 
 OFFLINE = "FLWR_LEAKAGE_OFFLINE"
@@ -29,8 +30,8 @@ first digits of its SHA-256.
 
 
 class BackboneUnavailableError(RuntimeError):
-    """The error for missing trained weights of LPIPS's backbone. With random weights it is not
-    LPIPS.
+    """The error for missing trained weights of LPIPS's backbone. With random weights, the distance
+    would not be LPIPS.
     """
 
 

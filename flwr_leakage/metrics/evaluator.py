@@ -91,8 +91,8 @@ class Evaluator:
             truth: the private batch, in the model's input space.
             spec: the shape and the normalisation of the inputs.
             reference: the blind guess, made without the update, and images among which the original
-                is looked for; with ``None`` neither is measured for images, and texts are compared
-                with one repeated token.
+                is looked for; with ``None``, images are compared with neither, and texts are
+                compared with one repeated token.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -185,8 +185,8 @@ class _Rows:
         """Return the measurement of a metric that may not apply to these images.
 
         ``measure`` computes one value for each matched sample, and each of them gets ``note``. If
-        ``measure`` raises a ``ValueError`` or lacks a backbone, no sample has a value, and the
-        error is the note of each matched one.
+        ``measure`` raises a ``ValueError``, or an error for missing weights of LPIPS, no sample has
+        a value, and the error is the note of each matched one.
         """
         try:
             values = measure().tolist() if self.rows else []
@@ -296,8 +296,8 @@ def _against(
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
     found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
-    # A constant guess becomes the original's mean grey level by the fit, and no fit is worse than
-    # that.
+    # The fit turns a constant guess into the original's mean grey level. No fitted image has a
+    # lower PSNR than that, so for such a guess the value is a floor for ``affine_psnr``.
     found.append(every("blind_affine_psnr", _affine_psnr(guesses, truth), "dB", ""))
     if min(truth.shape[2:]) >= SSIM_WINDOW:
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))

@@ -10,7 +10,7 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
     """Return labels as class indices (B,); soft labels (B, K) count by their largest entry.
 
     Raises:
-        ValueError: the labels have another number of axes.
+        ValueError: the labels have neither one axis nor two.
     """
     if targets.ndim == 1:
         return targets.long()
@@ -20,10 +20,10 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 
 
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
-    """Return 1 for each true sample whose label an attack inferred, else 0, in any order of labels.
+    """Return for each true sample 1 if an attack inferred its label, else 0; order does not count.
 
-    Each predicted label counts for one sample that has it: for the sample at the same index if that
-    has the label, else for the first such sample that does not count yet.
+    Each predicted label counts for one sample that has this label: for the sample at the same index
+    if it has the label, else for the first one that no other prediction counts for.
 
     Args:
         predicted: the inferred labels, (M,) class indices or (M, K) probabilities.

@@ -11,8 +11,8 @@ def pairwise_mse(
 ) -> Float[Tensor, "B M"]:
     """Return the mean squared error of each original against each reconstruction, in float64.
 
-    It is computed by differences. Inner products would cancel where a reconstruction is nearly
-    exact.
+    The errors are computed from differences, as the expansion by inner products loses its digits
+    where a reconstruction is nearly exact.
     """
     distances = torch.cdist(
         truth.double().flatten(1),

@@ -128,7 +128,8 @@ def _try_load_network(
 ) -> nn.Module | BackboneUnavailableError:
     """Return the network that computes LPIPS, or the error that says why its weights are missing.
 
-    The result is cached, so that a failed download is not tried again.
+    The arguments are the attributes of :class:`Lpips` with these names. The result is cached, so
+    that a failed download is not tried again.
     """
     try:
         return _load_network(net, backbone, download)
@@ -138,7 +139,8 @@ def _try_load_network(
 
 def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Module:
     weights = _read_backbone(net, backbone, download)
-    # The constructor draws weights that are replaced below: keep torch's global state as it was.
+    # The constructor draws random weights, which are replaced below. The fork keeps these draws
+    # from changing torch's global generator.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = lpips.LPIPS(net=net, pnet_rand=True, verbose=False)
@@ -159,10 +161,10 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
 
 
 def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
-    """Return the backbone's weights by name, without the prefix ``features.``.
+    """Return the weights of the backbone ``net`` by name, without the prefix ``features.``.
 
-    They are read from the file ``backbone``, or with ``None`` from torchvision's checkpoint, which
-    may be fetched if ``download`` is true.
+    The weights are read from the file ``backbone``, or with ``None`` from torchvision's checkpoint,
+    which may be fetched if ``download`` is true.
 
     Raises:
         BackboneUnavailableError: there is no file that can be read as a ``state_dict``.

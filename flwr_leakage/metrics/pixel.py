@@ -72,7 +72,8 @@ def fit_brightness_and_contrast(
     ours = reconstructed - reconstructed.mean(axes, keepdim=True)
     variance = ours.square().mean(axes, keepdim=True)
     contrast = (ours * (truth - level)).mean(axes, keepdim=True).clamp_min(0)
-    # A variance of at most 1e-12, which is a spread of 1e-6 in units where white is 1, is rounding.
+    # A variance of at most 1e-12, a spread of 1e-6 where white is 1, is rounding: such an image
+    # counts as constant.
     contrast = torch.where(variance > 1e-12, contrast / variance.clamp_min(1e-12), 0.0)
     return contrast * ours + level
 
@@ -96,6 +97,7 @@ def ssim(
     _, index_map = structural_similarity_index_measure(
         reconstructed, truth, data_range=1.0, reduction="none", sigma=1.5, return_full_image=True
     )
-    # torchmetrics pads by reflection, so that its own mean would count border pixels twice.
+    # torchmetrics pads images by reflection, so that its own mean would count border pixels twice.
+    # The mean here is over the windows that lie within the image.
     border = SSIM_WINDOW // 2
     return index_map[..., border:-border, border:-border].flatten(1).mean(1)

@@ -84,8 +84,8 @@ def rouge_l(
 def text_grade(accuracy: float, blind: float) -> TextGrade:
     """Return in words how much of a text an attack recovered beyond a blind guess.
 
-    Counted are the tokens that the blind guess misses. At least a half of them recovered is
-    ``most tokens``, and at least a tenth is ``some tokens``.
+    The gain over the blind guess is (accuracy − blind) / (1 − blind). From 0.5 on the result is
+    ``most tokens``, and from 0.1 on ``some tokens``.
 
     Args:
         accuracy: the share of tokens that the attack has in their place.
@@ -105,5 +105,5 @@ def text_grade(accuracy: float, blind: float) -> TextGrade:
 
 
 def _own(ids: Int[Tensor, "*shape"], padding: int | None) -> Bool[Tensor, "*shape"]:
-    """Return booleans, true for tokens that are not padding; without a ``padding``, for all."""
+    """Return booleans, true for tokens that are not the ``padding``; with ``None``, for all."""
     return torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding

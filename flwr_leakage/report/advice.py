@@ -138,8 +138,8 @@ def advise(
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     """Return the step that advises a new run under a defense.
 
-    It has the run's command if this run, of which ``metadata`` are the settings, was a simulation.
-    ``wanted.changes`` are settings of the new run.
+    ``metadata`` are the settings of the audited run, and ``wanted.changes`` those that differ in
+    the new one. The step has a command for the new run if the audited run was a simulation.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -153,13 +153,15 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_limits(commands: Sequence[str]) -> str:
-    """Return a clause that commands may take hours if they lift time limits; else empty."""
+    """Return a clause that commands may take hours; empty if none of them lifts a time limit."""
     is_lifted = any("max_seconds=null" in each for each in commands)
     return ", without a time limit (maybe hours an update)" * is_lifted
 
 
 MAX_LINES, MAX_LINE = 5, 200
-"""The largest number of lines of the report's short advice, and of characters in a line."""
+"""The largest number of lines of the report's short advice, and of characters in a line: choices of
+layout.
+"""
 
 
 def _in_short(
@@ -175,9 +177,10 @@ def _in_short(
 
     A sample is seen if its reconstruction is graded ``exact``, ``recognisable`` or ``partly``. If
     one is seen, the lines list changes to training, one of which is to be tested in a new run. If
-    none is seen, they follow ``nothing_seen``, the judgement on such a run. ``asked`` are the
-    defenses that were tried on copies of the run's updates, and ``unsure`` the clients whose
-    training, repeated, does not give the update that they sent.
+    none is seen, the lines follow ``nothing_seen``, the judgement on whether training may go on
+    after a run that shows no sample. ``asked`` are the defenses that were tried on copies of the
+    run's updates, and ``unsure`` the clients whose training, repeated, does not give the update
+    that they sent.
     """
     at_risk = with_grade(found, SEEN)
     lines = []
@@ -243,7 +246,7 @@ def _unseen_in_short(
 
     A sample is seen if it is graded ``exact``, ``recognisable`` or ``partly``. The texts in
     ``lines`` stand first, ``asked`` are the defenses that were tried on copies of the run's
-    updates, and ``unseen`` is the judgement on such a run.
+    updates, and ``unseen`` is the judgement on whether training may go on after such a run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
@@ -277,7 +280,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
     """Return a line such as “Go on only if the new run meets …”, with the conditions by
     :func:`_goal`.
 
-    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”).
+    ``condition`` are its first words (“Go on”), and ``run`` names the run (“the new run”). With
+    ``is_accepted``, the line does not demand that nothing leaks beyond chance.
     """
     return f"{condition} only if {run} {_goal(is_accepted)}"
 
@@ -285,8 +289,8 @@ def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
 def _goal(is_accepted: bool = False) -> str:
     """Return in words the conditions that a new run has to meet if training is to go on.
 
-    These are: no sample is seen, nothing else leaks beyond chance, all clients are attacked and no
-    attack is cut off by time. ``is_accepted`` leaves out the second condition.
+    The conditions are: no sample is seen, nothing else leaks beyond chance, all clients are
+    attacked and no attack is cut off by time. With ``is_accepted``, the second one is left out.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
@@ -305,8 +309,9 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 def _found(index: Index, found: Sequence[Attempt]) -> str:
     """Return words for the leaks of a run in which no sample is seen.
 
-    They tell how many originals the reconstructions identify, if that is beyond chance, and how
-    many records a membership test found to be used in training. Without either the text is empty.
+    The words tell how many originals the reconstructions identify, if that is beyond chance, and
+    how many records a membership test found to be used in training. Without either the text is
+    empty.
     """
     told = []
     if beyond_chance(found):
@@ -334,8 +339,8 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
     """Return a line that advises to decide whether the server may know labels; empty if none is
     needed.
 
-    None is needed if the attacks inferred no more labels than chance does, and an inference of
-    class counts had no more labels of any client right than a guess.
+    No line is needed if the attacks inferred no more labels than guesses do by chance, and an
+    inference of class counts had no more labels of any client right than a guess.
     """
     inferred, told = _labels_beyond_guess(index, metadata, found), []
     if inferred:
@@ -376,7 +381,7 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 MAX_DEFENSES = 2
-"""The largest number of defenses that a short line of the advice names."""
+"""The largest number of defenses that a short line of the advice names, a choice of layout."""
 
 
 def _what(found: Sequence[Attempt]) -> str:
@@ -391,9 +396,7 @@ def _partly_seen(found: Sequence[Attempt]) -> str:
 
 
 def _briefly(clients: set[int]) -> str:
-    """Return words for clients: their numbers if these take at most five words, else how many they
-    are.
-    """
+    """Return words for clients: their numbers, or their count if these take over five words."""
     told = named(clients, 3)
     return told if len(told.split()) <= 5 else count(len(clients), "client")
 
@@ -452,8 +455,8 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds in which the attacks on a client show a sample, wholly or in
-    part.
+    """Return words for the rounds in which ``here``, the attacks on a client's samples, show one of
+    them, wholly or in part.
     """
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
@@ -469,8 +472,8 @@ def _when(here: Sequence[Attempt]) -> str:
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
     """Return words for the clients' images with a reconstruction of one of the grades.
 
-    A single one is named as in “an image of client 3”. Each image counts once, by the attack on it
-    that shows most.
+    ``here`` are the attacks on images, of other clients too. A single image is named as in “an
+    image of client 3”. Each image counts once, by the attack on it that shows most.
     """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
@@ -571,9 +574,9 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
 
-    It tells how many of their images are still seen, how much the defense changes an update as a
-    share of its norm, and how many of the attacks the time limit ended. The text is empty if none
-    was attacked.
+    The note tells how many images of these clients are still seen, how much the defense changes an
+    update as a share of its norm, and how many attacks the time limit ended. The note is empty if
+    none of these updates was attacked.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
@@ -610,7 +613,7 @@ def _go_on_if(
     """Return the advice's step with the conditions that a new run has to meet if training is to go
     on.
 
-    ``wanted`` is the judgement on this run, with the settings of the new one. ``is_repeated`` tells
+    ``wanted`` is the judgement on this run, with the settings of the new run. ``is_repeated`` tells
     whether the new run repeats this simulation by a command in the advice, and ``with_changes``
     whether it makes one of the changes that the advice lists.
     """

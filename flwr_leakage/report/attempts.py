@@ -38,8 +38,8 @@ def graded(tally: Counter[Grade]) -> str:
 
 LEAKED = ("exact", "recognisable")
 SEEN = (*LEAKED, "partly")
-"""The grades of samples that are seen, at least in part: those that count as leaked, and
-``partly``.
+"""The grades of samples that are seen, at least in part: ``exact`` and ``recognisable``, which
+count as leaked, and ``partly``.
 """
 
 
@@ -102,8 +102,8 @@ attack.
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a sort key for places (round, client, sample), by which those that leak most come
-    first.
+    """Return a function that gives the sort key of a place (round, client, sample). Places whose
+    attack in ``attempt_of`` leaks most come first.
     """
 
     def order(key: Key) -> tuple[float, ...]:
@@ -116,9 +116,9 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attempt]:
     """Return the outcome of the attack on each sample in each round, by round, client and sample.
 
-    With the name of a defense as ``under``, these are attacks on copies of the updates under it.
-    With the ``kind`` ``probe``, they are attacks on single training steps that no client sent, on
-    as many samples as ``under`` says.
+    With the name of a defense as ``under``, the attacks are on copies of the updates under this
+    defense. With the ``kind`` ``probe``, they are on single training steps that no client sent,
+    with as many samples as ``under`` says.
     """
     kind, before = (kind, f"{under}/") if under else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -228,9 +228,9 @@ def seen_of(each: Sequence[Attempt]) -> str:
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
     """Return a sort key for clients that is larger the more of a client leaks.
 
-    ``found`` are the attacks on the client's samples. The entries are the worst grade, the shares
-    of attacks that are exact or recognisable and that identify their original, and the highest PSNR
-    in dB.
+    ``found`` are the attacks on the client's samples. The entries are the worst grade, the share of
+    attacks that are exact or recognisable, the share that identify their original, and the highest
+    PSNR in dB.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -363,8 +363,8 @@ def wrongly_attacked(index: Index, attacked: Collection[Place]) -> set[Place]:
 
 
 MAX_SETTINGS = 80
-"""The largest number of characters of a list of settings within a sentence. A longer list stands in
-brackets behind the sentence.
+"""The largest number of characters of a list of settings within a sentence, a choice of layout. A
+longer list stands in brackets behind the sentence.
 """
 
 
@@ -400,7 +400,7 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of an attack's CPU seconds for an update.
 
     It is the smaller of the settings ``server.attack_max_seconds`` and ``attack.max_seconds``. It
-    is ``None`` if there is none, or if updates were kept to be attacked later, maybe under another
+    is ``None`` if neither is set, or if updates were kept to be attacked later, maybe under another
     limit.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
@@ -413,7 +413,7 @@ def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
     """Return the limit of CPU seconds of an attack on a copy of an update under another defense.
 
     It is the smaller of :func:`time_limit` and the setting ``server.what_if_max_seconds``; ``None``
-    if there is none, or if it is unknown.
+    if there is no limit, or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -436,8 +436,9 @@ def limit_told(limit: float | None) -> str:
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """Return the (round, client) of each update on which the time limit ended the attack.
 
-    Left out are updates whose images are all recovered exactly, and updates that were solved by the
-    attack that was chosen among several.
+    Two kinds of updates are left out: those whose images are all recovered exactly, and those that
+    the chosen one of several attacks solved (``Part`` in ``records`` says when an update counts as
+    solved).
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -451,15 +452,15 @@ and tells what each achieved.
 
 
 def _solved(note: str) -> bool:
-    """Return whether a note says that the attack that was chosen among several solved
-    the update.
+    """Return whether a record's note says that the attack chosen among several solved the update:
+    its answer reproduces the update to within rounding or noise, or is proven.
     """
     chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
 def has_converged(note: str) -> bool:
-    """Return whether a note says that the attack that was chosen among several had converged."""
+    """Return whether a record's note says that the attack chosen among several had converged."""
     chosen = _CHOSEN.search(note)
     if chosen is None:
         return False
@@ -490,8 +491,8 @@ def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
     """Return the updates that the attack's answers do not explain, with the answers' distance.
 
     The distance is ‖g(x̂) − g*‖² / ‖g*‖², with the gradient g(x̂) of an answer x̂ and the observed
-    gradient g*. Updates are keyed by (round, client), and those with a distance of at most
-    ``above`` are left out. So is an answer that reproduces an update to within a defense's noise.
+    gradient g*. Updates are keyed by (round, client). Those with a distance of at most ``above``
+    are left out, and so are those that an answer reproduces to within a defense's noise.
     """
     told = index.series("attack", "objective").items()
     return {
@@ -537,9 +538,9 @@ def unexplained_told(
     """Return sentences on updates that the attack's answer does not explain; empty if there are
     none.
 
-    They are on updates in which no sample is seen or nothing was graded. ``replayed`` are the
-    updates that a repetition of the client's training gave again. ``with_defense`` tells whether a
-    defense may have changed updates.
+    The sentences are on updates in which no sample is seen or nothing was graded. ``replayed`` are
+    the updates that a repetition of the client's training gave again. ``with_defense`` tells
+    whether a defense may have changed updates.
     """
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
@@ -620,15 +621,16 @@ def where(places: Collection[Place]) -> str:
 
 
 SURE = 0.05
-"""The level of significance. A number of identified originals, or of right labels, counts as beyond
-chance if random guesses reach it with at most this probability.
+"""The level of significance, for which the customary value is taken. A number of identified
+originals, or of right labels, counts as beyond chance if random guesses reach it with at most this
+probability.
 """
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
     """Return whether the attacks identify more originals than random guesses plausibly do.
 
-    That is more than :func:`by_chance`, which guesses exceed with at most 5 % chance.
+    The limit is :func:`by_chance`, which guesses exceed with at most 5 % chance.
     """
     most = by_chance(found)
     return most is not None and identified(found)[0] > most
@@ -694,8 +696,8 @@ def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
     """Return the number of identified originals that random guesses exceed with at most 5 % chance.
 
     An original is identified if no other candidate is more like the reconstruction. ``attempts`` is
-    the number of guesses, 0 for those attacks in ``found`` whose original was looked for; without
-    any the result is ``None``.
+    the number of guesses; 0 stands for the number of attacks in ``found`` whose original was looked
+    for. The result is ``None`` if no original was looked for.
     """
     size = pool_of(found)
     return int(binom.isf(SURE, attempts or identified(found)[1], 1 / size)) if size else None
@@ -712,8 +714,8 @@ def pool_of(found: Sequence[Attempt]) -> int:
 def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = None) -> str:
     """Return words for how many originals a new run may identify, if training is to go on.
 
-    ``found`` are the attacks of this run. ``planned`` are, of the new run, the samples of all
-    clients in a round and the attacked rounds; ``None`` if unknown.
+    ``found`` are the attacks of this run. ``planned`` are two numbers of the new run: the samples
+    of all clients in a round, and the attacked rounds; ``None`` if unknown.
     """
     most, (_, ranked) = by_chance(found), identified(found)
     often = "No more attempts identify their original than by chance"

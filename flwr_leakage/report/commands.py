@@ -26,14 +26,15 @@ _PLAIN = re.compile(
 def are_plain(words: Iterable[str]) -> bool:
     """Return whether all words are plain settings, such as ``attack=idlg``.
 
-    Plain settings are safe to show in a command even if a stranger wrote the run folder that holds
-    them.
+    A plain setting has no ``_target_``, which Hydra would call, and no ``$`` or ``../``, by which
+    Hydra would read other values. It is safe to show in a command, even if a stranger wrote the run
+    folder that holds it.
     """
     return all(map(_PLAIN.fullmatch, words))
 
 
 def is_simulation(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a run's metadata holds the Hydra config by which it can be repeated."""
+    """Return whether a run's metadata holds the Hydra config by which the run can be repeated."""
     return isinstance(section(metadata, "config").get("choices"), Mapping)
 
 

@@ -39,17 +39,19 @@ INK, MUTED, RULE, ACCENT, LEAK = _COLOURS
 
 
 MAX_PANELS = 4
-"""The largest number of clients that have a panel of the chart each. Of more, one panel
-holds all.
+"""The largest number of clients that have a panel of the chart each, a choice of layout. If there
+are more, one panel holds all clients.
 """
 
 
 MAX_LINES = 3
-"""The largest number of additional defenses whose medians a chart shows."""
+"""The largest number of additional defenses whose medians a chart shows, a choice of layout."""
 
 
 BAND = 5.0
-"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``."""
+"""The height, in dB, of the band at the top of a chart for all PSNRs of the grade ``exact``, a
+choice of layout.
+"""
 
 
 _DASHES = ((0, (4, 2)), (0, (8, 2)), (0, (4, 2, 1, 2)))
@@ -271,7 +273,7 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 def rounds_chart(
     by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
-    """Return a chart of each round's values as dots, with a line through their medians.
+    """Return a chart of the values ``by_round`` as dots, with a line through each round's median.
 
     ``name`` is a prefix of the SVG's ids, ``description`` a text for screen readers, and ``unit``
     the unit of the vertical axis.
@@ -400,14 +402,16 @@ def new_figure() -> tuple[Figure, Axes]:
 
 
 def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw every value of each round as a dot, all of them in one collection, for speed."""
+    """Draw each round's values as dots, of which many are thinned out (``MAX_DOTS_A_ROUND``).
+    ``style`` are Matplotlib's settings for all dots, which are one collection, for speed.
+    """
     dots_in = {r: thin_out(values, MAX_DOTS_A_ROUND) for r, values in sorted(by_round.items())}
     places = [r + spread(len(dots)) for r, dots in dots_in.items()]
     axes.scatter(np.concatenate(places), np.concatenate(list(dots_in.values())), **style)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw a line through the medians of each round's values."""
+    """Draw a line through the medians of each round's values, in Matplotlib's ``style``."""
     rounds = sorted(by_round)
     axes.plot(rounds, [float(np.median(by_round[r])) for r in rounds], **style)
 
@@ -456,7 +460,7 @@ def thin_out(values: Sequence[D], limit: int) -> list[D]:
 def spread(amount: int) -> np.ndarray:
     """Return ``amount`` horizontal offsets within ±0.18 rounds that keep dots of a round apart.
 
-    They follow van der Corput's sequence.
+    The offsets follow van der Corput's sequence.
     """
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
@@ -473,10 +477,11 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
         figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Matplotlib's style sheet would hold for the whole page. The page's own style sheet has its two
-    # rules.
+    # Matplotlib's style sheet is removed, as it would hold for the whole page. Its two rules stand
+    # in the page's own style sheet.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
-    # Matplotlib names a clip path by its coordinates, whose last digits change between drawings.
+    # Matplotlib names a clip path by its coordinates, whose last digits change between drawings. A
+    # number replaces each name, so that equal data give an equal page.
     for place, clip in enumerate(dict.fromkeys(re.findall(r"#(p[0-9a-f]{10})\)", svg))):
         svg = svg.replace(clip, f"clip{place}")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

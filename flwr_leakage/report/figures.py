@@ -106,7 +106,7 @@ class Agreement:
         found: the agreement of the two rankings within rounds.
         p_value: the p-value of ``found`` times the number of compared scores, at most 1; ``None``
             if there is none.
-        reading: the answer in words, with its reason.
+        reading: the finding in words, with its reason.
         holds: whether the score ranks the samples in the order that it claims; ``None`` if the run
             cannot tell.
         sample: the nouns for the samples that are ranked.
@@ -126,7 +126,8 @@ class Agreement:
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
-    """Return the chart of accuracy and PSNR over the rounds for all clients, and one by client.
+    """Return two charts of accuracy and PSNR over the rounds: for all clients together, and with a
+    panel for each client.
 
     The first is ``None`` if nothing was measured. The second is ``None`` if a single client was
     attacked, or more than four. ``found`` are the results of the attack, and ``asked`` the defenses
@@ -231,8 +232,8 @@ def _story_details(
 ) -> str:
     """Return the text below the chart of PSNR over the rounds that the page shows folded.
 
-    It begins with ``told_first``, and explains scales, bands and time limits. ``told`` are the
-    defenses whose medians are drawn, of ``asked`` defenses in all.
+    The text begins with ``told_first``, and explains scales, bands and time limits. ``told`` are
+    the defenses whose medians are drawn, of ``asked`` defenses in all.
     """
     text = told_first
     if len(panels) > 1:
@@ -299,8 +300,8 @@ def _dots(groups: dict[int, list[float]]) -> str:
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     """Return a description of a chart for screen readers.
 
-    It tells the values of the first and the last round, or their median if a round has several.
-    ``groups`` are the values by round.
+    The text tells the values of the first and the last round, or their median if a round has
+    several. ``groups`` are the values by round.
     """
     first, last = min(groups), max(groups)
     name = "median " * (max(map(len, groups.values())) > 1)
@@ -352,8 +353,9 @@ the score that computes it.
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
     """Return one chart of each sample's PSNR under the attack and of the bounds on it from scores.
 
-    The list is empty if no sample has both. The entry ``input_std`` of ``metadata``, the
-    normalisation's standard deviations, turns bounds in units of model inputs into pixels.
+    The list is empty if no sample has both a PSNR and a bound. The entry ``input_std`` of
+    ``metadata``, the normalisation's standard deviations, turns bounds in units of model inputs
+    into pixels.
     """
     scale = smallest_std(metadata)
     reached = known(index.series("metric", "psnr"))
@@ -396,8 +398,8 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 def smallest_std(metadata: Mapping[str, Any]) -> float:
     """Return the least standard deviation of the normalisation over channels; 0 if unknown.
 
-    It is in pixel units per unit of a model input. A lower bound of the error in model inputs,
-    times this number, is a lower bound of the error in pixels.
+    The number is in pixel units per unit of a model input. A lower bound of the error in model
+    inputs, times this number, is a lower bound of the error in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:
@@ -508,7 +510,8 @@ def _reading(
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
     """Return sentences on a run with too few samples to judge its risk scores.
 
-    They tell how many samples could be compared, and how many it takes for ``scores`` scores.
+    The sentences tell how many samples could be compared, and how many are needed to judge
+    ``scores`` scores.
     """
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""

@@ -89,7 +89,7 @@ def _labels(
     """Return the key figure on labels: how many the attack, and a guess without an update, have
     right.
 
-    If no attack inferred labels, they are those of ``large``, the section on clients of many
+    If no attack inferred labels, the numbers are those of ``large``, the section on clients of many
     samples.
     """
     told = labels_right(index, found)
@@ -150,8 +150,8 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
     """Return the sample that leaks most, with its reconstructions; ``None`` if the gallery has no
     sample.
 
-    One is from the update as sent, and one from a copy under the defense of ``asked`` that hides
-    most.
+    One reconstruction is from the update as sent, and one is from a copy of the update under the
+    defense that hides most of those in ``asked``.
     """
     if not gallery.exhibits:
         return None
@@ -171,7 +171,7 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 def _left(remedy: Remedy) -> tuple[float, float, float]:
     """Return a sort key that is smaller for a defense under which less is seen.
 
-    Its entries are the shares of images that are exact or recognisable and that are ``partly``
+    Its entries are the share of images that are exact or recognisable, the share that is ``partly``
     seen, and the median PSNR in dB.
     """
     held = [attempt.grade for attempt in remedy.under]
@@ -215,8 +215,8 @@ class Map:
 
 
 MAX_LABELS = 12
-"""The largest number of labels along a side of the map. With more clients or rounds, only every
-second, third, … has a label.
+"""The largest number of labels along a side of the map, a choice of layout. With more clients or
+rounds, only every second, third, … has a label.
 """
 
 MAX_GAPS = 40
@@ -225,8 +225,8 @@ more, the squares would be too small for gaps.
 """
 
 MAX_ROUNDS = 10_000
-"""The largest number of rounds that have a column each. Of more rounds, only those with records
-have one.
+"""The largest number of rounds that have a column each, which bounds the page's size. If there are
+more, only rounds with records have one.
 """
 
 STATES: dict[str, str] = {
@@ -245,8 +245,8 @@ and ``cut`` an attack that the time limit ended.
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
     """Return the map of clients by rounds with the worst grade of each attacked update.
 
-    It is ``None`` for a run without a record of any client. ``rounds_done`` is the last round with
-    a record.
+    The result is ``None`` for a run without a record of any client. ``rounds_done`` is the number
+    of the last round with a record.
     """
     state = dict.fromkeys(fate.attacked, "tried")
     worst_in = worst_of((attempt.key[:2], attempt) for attempt in found)

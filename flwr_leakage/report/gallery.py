@@ -141,8 +141,9 @@ class Gallery:
 
 
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
-    """Return the gallery of at most ``limit`` samples with a reconstruction, the worst
-    leak first.
+    """Return the gallery of at most ``limit`` samples with a reconstruction, the worst leak first.
+
+    ``found`` are the outcomes of the attacks on samples, by which leaks are ranked.
     """
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     guesses = sorted(
@@ -194,9 +195,11 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return for each image the first of its places (round, client, sample) in ``ranked``.
+    """Return for each image the first place (round, client, sample) in ``ranked`` at which it was
+    attacked.
 
-    A place whose image has no number counts as an image of its own.
+    ``attempt_of`` has the attack at a place. A place whose image has no number counts as an image
+    of its own.
     """
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:
@@ -241,7 +244,8 @@ def _written(attempt: Attempt | None, is_telling: bool) -> str:
     if attempt.psnr >= CEILING_DB:
         blind += ", the ceiling"
     decided = f", {attempt.decided}" if attempt.decided else ""
-    # A reconstruction that nobody would recognise may still identify its original.
+    # A reconstruction that nobody would recognise may still identify its original, and the words
+    # then say so.
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""
@@ -262,7 +266,9 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 
 def _natural(value: object) -> tuple[int, float, str]:
-    """Return a sort key by which texts that end in a number come first, in the numbers' order."""
+    """Return a sort key by which texts that end in a number come first, in the numbers' order, and
+    other texts follow in alphabetical order.
+    """
     text = str(value)
     digits = text.rpartition(" ")[2]
     return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

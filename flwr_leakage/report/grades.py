@@ -129,7 +129,7 @@ def text_grade(told: str | None, named: float | None) -> Grade | None:
         told: how many tokens are in their place, as ``all tokens``; ``None`` if no text was
             recovered.
         named: the share of the text's distinct tokens that the attack knows to occur in the batch;
-            from 0.5 on, a choice that was not measured, the text counts as ``partly`` seen.
+            from 0.5 on (``NAMED``), the text counts as ``partly`` seen.
 
     Example:
         >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
@@ -175,10 +175,11 @@ def decided_by(
 
 
 def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether a reconstruction shows its original up to brightness and contrast.
+    """Return whether a reconstruction shows its original up to brightness and contrast: its PSNR is
+    at least 10 dB above that of a guess without the update.
 
-    The PSNRs in dB are those of the reconstruction and of the guess without the update, each after
-    the change of brightness and contrast that brings it nearest the original.
+    Both PSNRs are in dB, after the change of brightness and contrast that brings the
+    reconstruction, or the guess, nearest the original.
     """
     return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 
@@ -244,8 +245,9 @@ def grades_table(grades: Counter[Grade]) -> Table:
     """Return a table of each grade: its rule, its number in the run, and how often originals are
     found.
 
-    The last is how often the best measure, such as LPIPS, finds the original of a reconstruction of
-    this grade among 101 images. ``grades`` counts the run's reconstructions by grade.
+    The last column is how often the best measure, such as LPIPS, finds the original of a
+    reconstruction of this grade among 101 images. ``grades`` counts the run's reconstructions by
+    grade.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []

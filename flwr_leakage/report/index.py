@@ -45,7 +45,8 @@ CEILING_DB = 120.0
 
 
 MAX_ROWS = 12
-"""The number of rows of a table that the page shows. A click shows the others."""
+"""The number of rows of a table that the page shows, a choice of layout. A click shows the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Table:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the page folds rows, as more than three are beyond ``stands``."""
+        """Return whether the page folds the rows beyond the first ``stands``, which are more than
+        three.
+        """
         return 0 < self.stands < len(self.rows) - 3
 
     def without_decibels(self) -> "Table":
@@ -90,8 +93,8 @@ class Index:
     """The records of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: the run's records in the order of writing; of two that are equal in all of these,
-            the last one counts.
+        records: the run's records in the order of writing; of two with the same kind, name, round,
+            client and sample, the last one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:

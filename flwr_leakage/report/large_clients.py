@@ -22,16 +22,18 @@ from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import is_defended
 
 MAX_REASONS = 4
-"""The largest number of reasons why clients were not attacked that the section names."""
+"""The largest number of reasons why clients were not attacked that the section names, a choice of
+layout.
+"""
 
 MAX_CLIENTS = 4
-"""The largest number of clients that the head of the section names. Clients come first whose labels
-the inference has right by the largest margin over a guess.
+"""The largest number of clients that the head of the section names. They are sorted by how far the
+share of labels that the inference has right lies above that of a guess, the furthest first.
 """
 
 MAX_CLASSES = 5
-"""The largest number of classes that a row on a client's inferred labels names; the classes with
-the most samples come first.
+"""The largest number of classes that a row on a client's inferred labels names, a choice of layout.
+The classes with the most samples come first.
 """
 
 Counts = dict[int, float]
@@ -65,8 +67,8 @@ class LargeClientsSection:
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
     """Return the section on clients with many samples.
 
-    It is ``None`` if neither class counts were inferred nor single steps attacked that no client
-    sent.
+    The result is ``None`` if neither class counts were inferred nor single steps attacked that no
+    client sent.
     """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
@@ -255,7 +257,8 @@ def _shares(
 
 
 def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
-    """Return the (round, client) of updates whose inferred class counts are better than a guess.
+    """Return the (round, client) of updates whose inferred class counts have more labels right than
+    a guess.
 
     The guess is made without the update. Updates whose true counts are not known are included.
     """
@@ -271,8 +274,8 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
     """Return two shares of labels for each update whose true labels are known, by (round, client).
 
-    The inference has the first share right, the better of two guesses without the update the
-    second.
+    The first is the share that the inference has right, and the second that of the better of two
+    guesses without the update.
     """
     known, found = _counts(index, "inferred"), {}
     for place, truth in _counts(index, "true").items():
@@ -283,12 +286,11 @@ def _against_guess(index: Index) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def better_than_guess(index: Index) -> dict[int, tuple[float, float]]:
-    """Return the clients of whose labels the inference has more right than guesses, with both
-    shares.
+    """Return two shares of labels for each client on whose labels the inference beats guesses.
 
-    The shares right are those of the inference and of the better of two guesses without the update,
-    for a client's update with the largest difference. Clients come by falling difference. Clients
-    whose true labels are not known are left out.
+    The first is the share that the inference has right, and the second that of the better of two
+    guesses without the update. Of a client's updates, the one with the largest difference counts.
+    Clients come by falling difference. Clients whose true labels are not known are left out.
     """
     found: dict[int, tuple[float, float]] = {}
     for (_, client), (own, guess) in sorted(

@@ -153,7 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_loopback(hosts: list[str]) -> bool:
-    """Return whether a request has a single ``Host`` header, and that names this machine itself.
+    """Return whether ``hosts``, the ``Host`` headers of a request, are a single one that names this
+    machine itself.
 
     Example:
         >>> is_loopback(["localhost:8000"]), is_loopback(["127.0.0.1.evil.org"]), is_loopback([])

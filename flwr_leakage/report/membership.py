@@ -25,8 +25,8 @@ tested record was used, at most one in a hundred then finds one.
 """
 
 FORGED = "2 of 912 records that were mixed or made from an update to deceive, in measurements"
-"""How many records that were made to deceive passed the test by algebra, from the table on
-candidates that somebody made in ``simulations/benchmarks/results/membership.md``.
+"""Words for how many records that were made to deceive passed the test by algebra. The figures are
+those of the table on made candidates in ``simulations/benchmarks/results/membership.md``.
 """
 
 SMALLEST = 1e-3
@@ -79,12 +79,12 @@ class _Candidate:
         server_round: the round of the update with that p-value.
         client_id: the client of the update with that p-value.
         exact_in: the number of updates that provably contain the record, by algebra.
-        is_unresolved: whether its test statistic in that update is beyond those of all null records
-            (which cannot be members), so that the p-value is only an upper bound.
+        is_unresolved: whether the record's test statistic in that update is beyond those of all
+            null records (which cannot be members), so that the p-value is only an upper bound.
         is_tail: whether the p-value is that of a tail that was fitted to the null records.
-        is_composite: whether what it gives to the network's layers is a linear combination of what
-            that update's samples give, without its own gradient in the update, and no update
-            contains the record by algebra.
+        is_composite: whether the record's inputs to the network's layers are linear combinations of
+            those of that update's samples, although the record's own gradient is no part of the
+            update, and no update contains the record by algebra.
         is_silent: whether the record would change that update by less than its rounding.
         used: whether the record was in some update; ``None`` if the truth is not known.
     """
@@ -102,7 +102,9 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Return whether the tests say that the record was used in training."""
+        """Return whether the record counts as used in training: its p-value is at most ``LEVEL``,
+        and it is not composite.
+        """
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
@@ -189,8 +191,8 @@ def _example(
 ) -> tuple[Key, LeakageRecord]:
     """Return the test of one update as an example, with its place (round, client, sample).
 
-    It is the update with the smallest p-value of a record that statistics found, else the last one.
-    ``evidence`` holds the tests, and ``called`` the found records.
+    The update is the one with the smallest p-value of a record that statistics found, else the last
+    one. ``evidence`` holds the tests, and ``called`` the found records.
     """
     likely = [each for each in called if not each.exact_in]
     if likely:
@@ -222,11 +224,11 @@ def _told(called: int, exact: int) -> str:
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
-    """Return a sentence on what evidence by algebra means; an empty list if no update gave any.
+    """Return a sentence on the meaning of evidence by algebra; an empty list if no update gave any.
 
-    ``updates`` are the (round, client) of those that gave it. ``forgeable`` tells whether records'
-    own gradients could not be tested in some updates, so that a record made from an update may
-    pass.
+    ``updates`` are the (round, client) of the updates that gave such evidence. ``forgeable`` tells
+    whether records' own gradients could not be tested in some updates, so that a record made from
+    an update may pass.
     """
     if not updates:
         return []
@@ -411,7 +413,7 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """A share, ``found`` successes of ``total`` independent trials, with its confidence
+    """A share, ``found`` successes of ``total`` independent trials, with its 95 % confidence
     interval.
     """
 

@@ -32,7 +32,7 @@ def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float
 def membership_curve(index: Index) -> Chart | None:
     """Return the chart of members found against false alarms, for a run whose truth is known.
 
-    It is ``None`` without tests of members, or with fewer than 20 tests of others.
+    The result is ``None`` without tests of members, or with fewer than 20 tests of others.
     """
     members, others = tested_pairs(index)
     if not members or len(others) < FEWEST:

@@ -96,7 +96,7 @@ def write_report(
     path = Path(output) if output is not None else Path(run_folder) / "report.html"
     html = render_report(read_run(run_folder), max_gallery)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A message may hold a lone surrogate, which UTF-8 cannot encode.
+    # A message may hold a lone surrogate, which UTF-8 cannot encode: a question mark replaces it.
     write_private(path, html.encode("utf-8", errors="replace"))
     return path
 
@@ -150,7 +150,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             map=heat_map(index, found, fate, done),
             limits=limits_told(index, fate, found, metadata),
             story_chart=story_chart,
-            # The chapters below are folded.
+            # The arguments below fill the chapters that the page shows folded.
             contents=_contents(
                 index.sample.many,
                 texts=texts is not None,
@@ -295,8 +295,8 @@ def _ended(run: RunData, done: int) -> str:
 def _halved(text: str) -> tuple[str, str]:
     """Return the first sentence of a text, up to a colon or full stop, and the rest.
 
-    If it has more than 200 characters (``MAX_LINE``), it is cut, and the second part is the whole
-    text.
+    A first sentence of more than 200 characters (``MAX_LINE``) is cut, and the second part is then
+    the whole text.
     """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:

@@ -53,7 +53,7 @@ class Remedy:
     Attributes:
         name: the name of the defense in the run's settings ``what_if``.
         setting: the settings of the defense in brackets; empty where they are not known.
-        does: a clause on the defense's effect, from its own class; empty where it is not known.
+        does: a clause on the defense's effect, told by its class; empty where it is not known.
         under: the outcomes of the attack on each sample, from the copies under the defense.
         before: the outcomes from the updates as sent, for the same samples in the same rounds.
         change: the median ‖change of an update‖ / ‖update‖ by the defense; ``None`` if unknown.
@@ -99,7 +99,7 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
     """Return a sentence on how many attacks on updates under a defense the time limit ended.
 
-    ``ended`` tells whether it did, by (round, client).
+    ``ended`` tells, by (round, client), whether the time limit ended the attack.
     """
     stopped = sum(ended.values())
     if not ended:
@@ -156,7 +156,9 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
-"""The defenses that the report suggests if a run tried none, as options of a command."""
+"""The defenses that the report suggests if a run tried none, as options of a command: one that
+removes entries of an update, and one that adds noise.
+"""
 STRONGER = "gaussian"
 """The defense that the report suggests if samples are seen under the defenses that were tried:
 Gaussian noise.
@@ -266,7 +268,8 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 def _option(option: Any, node: Any) -> str:
     """Return the words of a command that select a defense; empty if the defense is unknown.
 
-    They are ``option``, the name of its config file, and the settings in its config ``node``.
+    The words are ``option``, the name of the defense's config file, and the settings in its config,
+    ``node``.
     """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""

@@ -195,8 +195,8 @@ def _sorted_out(
     """Return four sets of attacked updates (round, client), by the outcome of repeating the
     training.
 
-    They are all updates; those that are reproduced; those that are not; and those whose training
-    was not repeated. In ``attacked``, client −1 stands for all updates of a round.
+    The sets are: all updates; those that are reproduced; those that are not; and those whose
+    training was not repeated. In ``attacked``, client −1 stands for all updates of a round.
     """
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}

@@ -33,7 +33,7 @@ def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
     """Return plain sentences that describe the run; unknown facts are left out. ``rounds_done`` is
-    the last round with a record.
+    the number of the last round with a record.
     """
     told = (
         _training(index, metadata, rounds_done),
@@ -235,7 +235,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         if group == "attack":
             settings = _attack_settings(metadata) if name != "none" else ""
         if group == "defense" and metadata.get("own_config_clients"):
-            # The settings are those of the run's config, which these clients did not follow.
+            # The recorded settings are those of the run's config, which these clients did not
+            # follow, so none are shown.
             settings = ""
         if name:
             found.append(Fact(group, name, settings))

@@ -98,9 +98,9 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes, those first whose most exposed sample leaks most.
+    """Return a table of the samples' classes, sorted by the worst leak of a class's sample.
 
-    It has no rows if no class is known.
+    The table has no rows if no class is known.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
@@ -170,8 +170,8 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
     """Return a sentence if LPIPS was not measured for lack of its network's weights; else empty.
 
-    It replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
-    missing.
+    The sentence replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole``
+    values are missing.
 
     Example:
         >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
@@ -233,7 +233,7 @@ def clients_table(
         (client, f"{several(rounds, 'round')}: {why}") for (client, why), rounds in rested.items()
     )
     told = {client: "; ".join(texts) for client, texts in reasons.items()}
-    # As sorting is stable, clients of equal risk keep the order of their numbers.
+    # As sorting is stable, clients of equal risk keep the ascending order of their numbers.
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
     cells = {}
     for client in by_risk[:limit]:
@@ -264,7 +264,7 @@ def _of_clients(
 
     ``cells`` holds a client's entries for ``columns``. Further columns tell its local training, why
     it was not attacked (``spared``), whether repeating its training gives its updates, and its
-    errors. Columns without content are left out.
+    errors. Columns without content are left out. ``notes`` stand below the table.
     """
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
     has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
@@ -292,7 +292,8 @@ def unattacked_table(
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
-    # A reason from a round in which other clients were attacked is the most informative.
+    # Later entries replace earlier ones of the same client. Reasons from rounds in which other
+    # clients were attacked say most about a client, so they come last.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
     named = spared.keys() | {client for client in _troubles(events) if client >= 0}
@@ -314,8 +315,9 @@ def _troubles(events: Sequence[RunEvent]) -> Counter[int]:
 def _left_out(
     noun: str, entries: Collection[object], rows: Collection[object], where: str = ""
 ) -> tuple[str, ...]:
-    """Return a sentence on the number of entries, such as clients, that a table has no row for; an
-    empty tuple if there is none. ``where`` are words for where to find them.
+    """Return a sentence on how many of the ``entries``, such as clients, have no row in a table
+    with the given ``rows``; an empty tuple if all have one. ``where`` are words for where to find
+    these entries.
     """
     left_out = len(entries) - len(rows)
     return (f"{count(left_out, f'further {noun}')} left out{where}.",) if left_out else ()
@@ -350,7 +352,8 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
         }  # fmt: skip
         if pairs:
             out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
-            # Clients whose samples were all scored count, too.
+            # Clients without a note on left out samples had all of their samples scored, and these
+            # count in ``whole``, too.
             whole += sum(key[:2] not in pairs for key in told)
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
@@ -385,8 +388,8 @@ def constants(index: Index) -> tuple[str, ...]:
 def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
     """Return the median value of sorted (value, error bar) pairs, and its error bar.
 
-    The bar is the wider one of the one or two pairs in the middle. ``None`` stands for what is
-    unknown.
+    The bar is the wider one of the one or two pairs in the middle. ``None`` stands for an unknown
+    number.
     """
     if not ordered:
         return None, None

@@ -22,7 +22,9 @@ FIRST_TOKENS = 48
 """The largest number of tokens of a text on the first screen; on a phone they take nine lines."""
 
 MAX_NAMED = 200
-"""The largest number of updates for which a page lists the tokens that an attack knows to occur."""
+"""The largest number of updates for which a page lists the tokens that an attack knows to occur.
+The value is a choice that bounds the page's size.
+"""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
     """Return the tokens that the attack knows to occur in updates with a text that was not
-    recovered.
+    recovered exactly.
 
     An entry has words for the round and client of the update, and its tokens.
     """

@@ -38,7 +38,7 @@ _Of = Callable[[Collection[Place]], str]  # how many of the attacked updates, in
 
 MAX_REASON = 400
 """The largest number of characters that the report's answer quotes of a reason why an update tells
-nothing. The events have the whole reason.
+nothing, a choice of layout. The events have the whole reason.
 """
 
 
@@ -197,14 +197,14 @@ def worth(
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
-"""The first words of differences between a client's training and the attack's assumption. Those in
-``_INPUTS`` are removed by another ``spec`` or model in the attack, and those in ``_STEPS`` by
-another ``schedule``.
+"""The first words of differences between a client's training and the attack's assumption. An attack
+with another ``spec`` or model removes differences in ``_INPUTS`` (the inputs and BatchNorm), and
+one with another ``schedule`` removes those in ``_STEPS`` (the local steps).
 """
 
 MAX_REST = 3
-"""The largest number of differences from an attack's assumptions that a sentence names, of those
-that no setting of the attack removes.
+"""The largest number of differences in training that a sentence names, a choice of layout. These
+differences are from the attack's assumptions, and no setting of the attack removes them.
 """
 
 
@@ -212,7 +212,7 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
     """Return the doubt that updates were attacked under wrong assumptions, with the way to remove
     it.
 
-    ``places`` are the (round, client) of these updates. Without any, the doubt is empty.
+    ``places`` are the (round, client) of these updates. If there are none, the doubt is empty.
     """
     if not places:
         return _Doubt((), "")
@@ -286,8 +286,8 @@ def _all(
 def demanded(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
     """Return ``changes`` to a simulation's settings, and further ones that a repetition needs.
 
-    With these, no time limit of the run or the attack ends an attack, and at least two rounds are
-    attacked. Each change is a Hydra override such as ``num_rounds=5``.
+    With all these settings, no time limit of the run or the attack ends an attack, and at least two
+    rounds are attacked. Each change is a Hydra override such as ``num_rounds=5``.
     """
     config, every = section(metadata, "config"), dict.fromkeys(changes)
     if section(config, "server").get("attack_max_seconds") is not None:
@@ -328,8 +328,8 @@ def planned_attempts(
     """Return the numbers of all clients' samples and of attacked rounds of a repeated simulation.
 
     The samples are those used in a round. The simulation is repeated with ``changes`` to its
-    settings, and attacks all clients. The result is ``None`` for other runs, and if rounds differ
-    in their clients or are attacked together.
+    settings, and attacks all clients. The result is ``None`` if the run was no simulation, or if
+    rounds differ in their clients or are attacked together.
     """
     sizes: dict[int, dict[int, float]] = {}
     for (when, client, _), record in index.series("client", "images").items():
@@ -355,7 +355,7 @@ def more_time(
     """Return sentences that advise to give attacks more time, and the config overrides that do so.
 
     With ``is_what_if``, only attacks on copies of updates under another defense were cut off by
-    time, and are given the time of the others.
+    time, and are given the time of attacks on sent updates.
     """
     but = "" if is_what_if else _beyond_time(index, metadata)
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
@@ -385,16 +385,17 @@ def more_time(
 
 
 _TOO_LARGE = re.compile(r" refused \([^()]* may have \d+ entries, it has \d+\)")
-"""The pattern of words in a note on an attack that say that a part was refused, as the problem was
-too large.
+"""The pattern of words in a record's note that say that one of the tried attacks was refused, as
+the problem was too large.
 """
 
 
 def _beyond_time(index: Index, metadata: Mapping[str, Any]) -> str:
     """Return a clause on the updates cut off by time for which more time may change nothing.
 
-    There a part of the attack was refused for its size, or the chosen answer had converged and a
-    defense's noise may explain the rest. The clause is empty if there is no such update.
+    More time is no help where one of the tried attacks was refused for the problem's size, or where
+    the chosen answer had converged and a defense's noise may explain the rest. The clause is empty
+    if there is no such update.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -506,9 +507,9 @@ def _missed(
     """Return the doubt that the attack failed to find samples that reproduce the updates
     ``places``.
 
-    It ended by itself, and its answers do not reproduce the updates as closely as repeating the
-    training does. No update is named if ``metadata`` tells of a defense. ``of`` returns words such
-    as ``2 of 3 attacked updates``.
+    The attack ended by itself, and its answers do not reproduce the updates as closely as repeating
+    the training does. No update is named if ``metadata`` tells of a defense. ``of`` returns words
+    such as ``2 of 3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -526,8 +527,8 @@ def _ungraded(
 ) -> _Doubt:
     """Return the doubt that the answers to the updates ``places`` have no grade.
 
-    Their originals, or the guess without the update, are unknown. ``of`` returns words such as
-    ``2 of 3 attacked updates``.
+    The originals, or the guesses without the update, with which answers are compared, are unknown.
+    ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -631,8 +632,8 @@ is recorded for it."""
 
 
 RESTING = "attacks run "
-"""The first words of the reason why a whole round was not attacked, which says less than the
-reasons of single clients.
+"""The first words of the reason why a whole round was not attacked. A client's own reason says
+more, and replaces this one.
 """
 
 
@@ -641,7 +642,7 @@ def _left_out(
 ) -> list[_Doubt]:
     """Return a doubt for each reason why clients or the last round were never attacked, with the
     settings by which a new run attacks them. ``attacked`` holds (round, client). With ``is_kept``,
-    updates were kept to be attacked later, and rounds without attacks are no doubt.
+    updates were kept to be attacked later, and rounds without attacks give no doubt.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

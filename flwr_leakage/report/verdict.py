@@ -177,8 +177,8 @@ def limits_told(
 ) -> str:
     """Return a sentence for each fact that limits the verdict.
 
-    They are the defense, the attacked share of clients, the facts given to the attacker, and its
-    time.
+    The facts are the defense, the attacked share of clients, the knowledge that the attacker is
+    given, and the attack's time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
@@ -307,8 +307,8 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
     """Return a sentence on why samples stayed hidden: missing information, or a failed search.
 
-    It rests on the score ``unseen_directions``, which counts the directions in which a change of a
-    sample does not change the update. Without this score the list is empty.
+    The sentence rests on the score ``unseen_directions``, which counts the directions in which a
+    change of a sample does not change the update. Without this score the list is empty.
     """
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
@@ -333,8 +333,8 @@ def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
 def _otherwise(index: Index, found: Sequence[Attempt], wrong: set[Place]) -> tuple[str, ...]:
     """Return a text on the updates that were attacked under ``wrong`` assumptions.
 
-    Updates whose samples were all recovered exactly are left out; without others the tuple is
-    empty.
+    Updates whose samples were all recovered exactly are left out. The tuple is empty if no update
+    remains.
     """
     wrong = wrong - all_exact(found)
     if not wrong:
@@ -399,14 +399,15 @@ def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
     """Return words for the number of attacked images, and for the number that clients use in a
     round.
 
-    ``sizes`` has the latter by client. The text is empty if images are not numbered over the
-    rounds.
+    ``sizes`` has, by client, the number of images that the client uses in a round. The text is
+    empty if images are not numbered over the rounds.
     """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:
         return ""
     number, noun = len(each), each[0].sample.one
-    # A client that draws other images each round can have more attacked than it uses in one.
+    # If a client draws other images in each round, more of its images can be attacked than it uses
+    # in one round. A share of these would then make no sense.
     if number > whole:
         return f", {count(number, noun)}"
     return f", {number:,} of {count(whole, noun)} used in a round"

@@ -26,15 +26,19 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""The largest number of tokens of a text in ``records.jsonl``; the rest is cut."""
+"""The largest number of tokens of a text in ``records.jsonl``, a choice that bounds a line's
+length. The rest is cut.
+"""
 
 MAX_WORD = 60
-"""The largest number of characters of a word in ``records.jsonl``; the rest is cut."""
+"""The largest number of characters of a word in ``records.jsonl``, a choice that bounds a line's
+length. The rest is cut.
+"""
 
 SYNC_SECONDS = 5.0
-"""The least time in seconds between two synchronisations of the file with the disk. Each takes
-longer than writing a round's lines, and common file systems write about as often. Later lines can
-be lost if the machine fails.
+"""The least time in seconds between two synchronisations of ``records.jsonl`` with the disk. A
+synchronisation takes longer than writing a round's lines, and common file systems make one about as
+often. Lines since the last one can be lost if the machine fails.
 """
 
 _encode = json.JSONEncoder(allow_nan=False).encode

@@ -202,7 +202,7 @@ def _check(node: Mapping[str, Any]) -> Callable[[object], bool]:
 
 
 def _told(hint: Any) -> str:
-    """Return in words the type that a field must have, given its annotation."""
+    """Return in words the JSON type that a field with the annotation ``hint`` must have."""
     node = _node(hint)
     if "enum" in node:
         return f"one of {node['enum']}"
@@ -217,7 +217,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
     for kind in LINES.values()
 }
 """For each dataclass of a line, its fields: the name, the annotation, and a function that tells
-whether a JSON value fits it. They are made once, as a run has many lines.
+whether a JSON value fits the annotation. The functions are made once, as a run has many lines.
 """
 
 

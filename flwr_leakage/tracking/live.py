@@ -19,8 +19,9 @@ def imported(module: str, what: str, extra: str) -> Any:
     """Import and return a module that a live view needs.
 
     Raises:
-        ImportError: the module is not installed. The message says ``what`` needs it, and names
-            ``extra``, this package's extra that installs it.
+        ImportError: the module is not installed. The message holds ``what``, a clause such as
+            ``MlflowTracker needs MLflow``, and ``extra``, this package's extra that installs the
+            module.
     """
     try:
         return importlib.import_module(module)

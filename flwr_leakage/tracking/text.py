@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""The largest number of characters of a message or note; the rest is cut."""
+"""The largest number of characters of a message or note, a choice; the rest is cut."""
 
 _ROOM = 50
 """The number of characters of a cut text that are left for the words on its original length."""
@@ -54,7 +54,8 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def plain_tree(node: Any, treat: Callable[[str], str] = plain_text) -> Any:
-    r"""Return JSON content with each text and key replaced by what a function returns for it.
+    r"""Return the JSON content ``node`` with each text and key replaced by the result of ``treat``
+    for it.
 
     By default control and invisible characters become escapes such as ``\u001b``.
     """

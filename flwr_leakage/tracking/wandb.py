@@ -49,8 +49,8 @@ class WandbTracker(LiveTracker):
                 dir=str(folder), project=project, entity=entity, name=name, mode=mode
             )
         self._run = run
-        # Rounds are not wandb's steps, which must not fall: a later attack may be about an earlier
-        # round.
+        # wandb's own step must never decrease, and a later attack may be about an earlier round. So
+        # the round is an axis of its own.
         self._run.define_metric("*", step_metric="server_round")
 
     def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
