@@ -61,7 +61,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that can be limited to a share of a job's CPU seconds unless a solution is near."""
+    """An attack that can be limited to a share of a job's CPU seconds until it nears a solution."""
 
     def with_share(self, share: float) -> Attack:
         """Return a copy of the attack that takes at most a share, in (0, 1], of ``max_seconds``.
@@ -117,7 +117,8 @@ class Reporter:
     def __call__(self, iteration: int, values: Tensor) -> None:
         """Report an iteration's number to the callback, at most every 0.25 seconds.
 
-        The mean of the finite ``values``, the best objectives of the current targets, is reported.
+        ``values`` are the best objectives of the updates under attack. The mean of the finite ones
+        is reported.
         """
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:

@@ -43,7 +43,7 @@ class Budget:
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:
-        """Raise an error if a task of about this many CPU seconds does not fit into the budget.
+        """Raise an error if a task of about ``seconds`` CPU seconds does not fit into the budget.
 
         ``what`` is the name of the task, with which the message begins.
 

@@ -15,8 +15,9 @@ from flwr_leakage.conventions import Claim, possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
 
 BEYOND_BOX = 0.01
-"""Largest distance from [0, 1] up to which a pixel still counts as valid under a normalisation: the
-root mean square error of an image at 40 dB."""
+"""Largest distance from [0, 1] at which a pixel still counts as valid under a normalisation. The
+value is the root mean square error of an image at 40 dB. A larger one would rule out fewer
+normalisations."""
 
 LEAST_TIME = 0.05
 """Least share of the allowed CPU seconds that all remaining tries of normalisations may take
@@ -85,7 +86,7 @@ def by_fit(
 def _of_all(progress: ProgressCallback | None, done: int, total: int) -> ProgressCallback | None:
     """Return a callback that tells ``progress`` how many of all observations are finished.
 
-    A run under one normalisation, which calls it, knows its own observation alone.
+    A run of the attack calls the returned function, and knows its own observation alone.
     """
     if progress is None:
         return None

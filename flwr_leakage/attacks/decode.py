@@ -28,7 +28,7 @@ def decode_mixup(
     coefficients of the n images in encoding m.
     """
     _check(encodings, weights)
-    # LAPACK's default driver in torch is wrong for a W without full rank.
+    # ``gelsd`` is chosen, as torch's default driver of LAPACK is wrong for a W without full rank.
     solution = torch.linalg.lstsq(
         weights.double().cpu(), encodings.double().cpu().flatten(1), driver="gelsd"
     ).solution

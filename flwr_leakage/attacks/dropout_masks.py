@@ -26,7 +26,8 @@ Rounding leaves 1e-5, and a scale that is wrong by a dropout of p = 0.1 leaves 0
 
 ROUNDED = 0.02
 """Largest share of zeros within the nonzero rows and columns of a linear layer's gradient at which
-these zeros count as entries that the rounding of sent parameters has lost."""
+these zeros count as entries that the rounding of sent parameters has lost. With a larger share the
+update counts as pruned, and its zeros show no mask."""
 
 
 def read_masks(
@@ -74,13 +75,13 @@ class _Marked(Masked):
     def run(self, forward: Callable[[], object]) -> None:
         """Run a forward pass and record its layers.
 
-        The call of dropout whose index was given outputs the numbers 1, 2, … of its units.
+        The call of dropout that this pass marks outputs the numbers 1, 2, … of its units.
         """
         with torch.no_grad(), self.trace, self:
             forward()
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the outputs of the call of dropout with this index in the pass.
+        """Return the outputs of the call of dropout with the index ``number`` in the pass.
 
         They are 1, 2, …, which number the units, for the one call that this pass marks. Every other
         call returns its inputs, so that nothing is dropped.
@@ -116,7 +117,8 @@ class _Marked(Masked):
             return None
         is_on, has_error = (weights != 0).any(0), (weights != 0).any(1)
         missing = weights[has_error][:, is_on] == 0
-        # With noise no entries are zero, and after pruning zeros do not fill whole columns.
+        # No mask shows if no column is zero as a whole, as under noise, or if many zeros lie in
+        # other columns, as after pruning.
         if bool(is_on.all()) or float(missing.double().mean()) > ROUNDED:
             return None
         routed = torch.where(is_on, errors @ op.weight, 0.0)
@@ -129,7 +131,7 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether the bias of the layer before one call of dropout shows it as active.
+        """Return whether the bias of the layer before one call of dropout shows that it was active.
 
         The call is the marked one, whose mask is read. ``routed`` holds the errors ∂L/∂h of its
         inputs h under an active dropout, one for each unit. Dropout is active if their sum over

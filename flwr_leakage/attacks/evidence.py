@@ -129,7 +129,7 @@ class Evidence:
         try:
             return OneSample()(problem, self.likelihood, torch.Generator().manual_seed(0))
         except ValueError:
-            return None  # the gradient determines no features, so that it is judged itself
+            return None  # no features are determined, so that gradients are compared
 
     @property
     def image_prior(self) -> ImagePrior:
@@ -141,9 +141,9 @@ class Evidence:
         """Return evidence that compares only the equations that proven features leave open.
 
         The features are the inputs of the layer of which ``weight`` names the weight. ``samples``
-        holds those of each sample, and how many are proven. The evidence itself is returned if the
-        update is noised, if not all samples' features are proven, or if it already has such
-        equations.
+        holds the features of each sample, and the number of samples whose features are proven. The
+        evidence itself is returned if the update is noised, if not all samples' features are
+        proven, or if it already compares such equations.
 
         Raises:
             ValueError: the features do not separate the rest of the update (see
@@ -195,7 +195,7 @@ class Evidence:
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
         explained = self.is_noised and misfit <= 1.05 and plausible
-        if explained:  # if the update is only noise, zero explains it as well as any image
+        if explained:  # a zero gradient may explain the noise as well
             nothing = self.likelihood.misfit(-self.likelihood.observed)
             explained = (nothing - misfit) * len(residual) >= self.unknowns
         met = distance <= self.tolerance and self._meets(batch, residual)
@@ -351,8 +351,8 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        # By a candidate of less weight, a mean gains at most 1 dB, and loses more if the weight is
-        # wrong.
+        # A batch of weight below 0.3 would improve the mean by at most 1 dB, and worsen it by more
+        # if the weight is wrong.
         if not weight >= 0.3:
             break
         mean = _mean(parts)

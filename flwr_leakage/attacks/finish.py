@@ -174,7 +174,8 @@ class Denoising:
                 with torch.no_grad():
                     return likelihood.residual(gradient(now.inputs(trial)))
 
-            # The code above took about as long as one iteration.
+            # The linearisation above took about as long as one iteration of conjugate gradients, so
+            # that its time tells how many iterations the budget allows.
             iterations = 1 + budget.affordable(self.iterations - 1, watch.seconds)
             return Posterior(
                 *(here, prior, weights, residual, point, residual_at), patches=kinds

@@ -77,10 +77,10 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
             value = loss(logits, targets)
             if isinstance(value, Tensor) and value.ndim == 0:
                 torch.autograd.grad(value, logits)
-        except Exception as error:  # a loss is the user's own code
+        except Exception as error:  # the user's loss may raise any error
             first = (str(error).strip().splitlines() or [""])[0]
             return f"of {shapes} in {dtype} it says {type(error).__name__}: {first}"
-    # A warning of torch begins with these words if logits and targets were broadcast to one shape.
+    # Torch's warning begins with these words if the loss broadcast logits and targets to one shape.
     if any(str(each.message).startswith("Using a target size") for each in told):
         return f"{shapes} are stretched to one shape"
     scalar(value)
@@ -120,7 +120,7 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
     alone = torch.cat(
         [slope_by_autograd(loss, rows[i : i + 1], ids[i : i + 1]) for i in range(len(ids))]
     )
-    alone = alone.nan_to_num()  # a class of weight 0 gives 0 / 0
+    alone = alone.nan_to_num()  # the mean over a sample of class weight 0 is 0 / 0
     size = alone.square().sum(1).clamp_min(torch.finfo(alone.dtype).tiny)
     weights = (together * alone).sum(1) / size
     rest = (together - weights[:, None] * alone).norm()
@@ -130,7 +130,7 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
             "or not, got one that couples them; hand the labels over (labels known)."
         )
     if not float(weights.mean()) > 0:
-        return None  # no sample has a gradient, which could show the weights
+        return None  # no gradient shows a weight
     weights = weights / weights.mean()
     return None if float((weights - 1).abs().max()) < 1e-3 else weights
 

@@ -67,7 +67,8 @@ def unscaled(problem: Problem) -> Problem:
         float((weight - errors[:, None] * features).norm() / weight.norm()),
         FLOAT32_RELATIVE_ERROR,
     )
-    # The gradient is too far from an outer product, as after pruning, or the factor may be 1.
+    # The scale is not inferred if the gradient is too far from an outer product, as after pruning,
+    # or if the error of the scale explains its difference from 1.
     if not scale > 0 or not rough <= 0.1 or abs(scale - 1) <= NOISE_DEVIATIONS * rough:
         return problem
     return problem.divided(scale)

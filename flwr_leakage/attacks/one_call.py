@@ -209,7 +209,7 @@ def attack(
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
     job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
-    # A model may draw from the global generator, whose state is restored.
+    # A model may draw from the global generator, whose state is restored after the attack.
     with torch.random.fork_rng(devices=[]):
         results = by_fit(chosen, job, progress)
     return results if isinstance(update, list) else results[0]
@@ -309,8 +309,8 @@ def as_observation(
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
     """Return the gradients by parameter name, with zeros for frozen parameters that have none.
 
-    They are given by name, or as a tuple of those of all or of the trained parameters in the
-    model's order. Entries may be ``None``.
+    The gradients are given by name, or as a tuple in the model's order, for all parameters or for
+    the trained ones. Entries of the tuple may be ``None``.
 
     Raises:
         ValueError: a tuple has another length, or an entry is no tensor.
@@ -382,7 +382,7 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
     try:
         return functional_dropout(model, inputs)
     except (RuntimeError, IndexError, TypeError, AssertionError, ValueError):
-        return []  # the model takes no such inputs, which is reported where the update is read
+        return []  # reading the update reports that the model takes no such inputs
 
 
 def _check_targets(
@@ -395,7 +395,8 @@ def _check_targets(
     how many samples its steps use.
     """
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
-    # The clients' targets follow one another, so that an unused one would shift the next client's.
+    # The targets of several clients follow one another. A target of a sample that no step uses
+    # would shift those of the next client, so that it is refused.
     allowed = {used} if members else {used, num_examples}
     if count not in allowed:
         raise ValueError(

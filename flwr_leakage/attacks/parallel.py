@@ -112,7 +112,8 @@ def _version(module: str) -> str:
         return root
     package = sys.modules.get(root)
     places = Path(getattr(package, "__file__", None) or "").parts
-    # The code of a package in other folders may have been edited under the same version.
+    # A package in another folder does not count as installed, as its code may have been edited
+    # under the same version.
     installed = {"site-packages", "dist-packages"} & {*places}
     return f"{root} {vars(package).get('__version__')}" if package and installed else ""
 
@@ -123,8 +124,8 @@ _TENSOR = "_tensor_"
 """The key under which a file of results names a tensor in the place of its numbers."""
 
 RETRIED = "retried"
-"""The key, in the stats of a result, of the reasons why its task was tried again. It is absent if
-the task was not."""
+"""The key, in the stats of a result, of the reasons why the task that computed it was tried again.
+The key is absent if the task was run once."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class Parallel:
             return [None] * len(chunks)
         try:
             names = [finished_name(chunk.attack, chunk.job) for chunk in chunks]
-        except Exception as error:  # pickling or the model may raise any error
+        except Exception as error:  # pickling and the user's model may raise any error
             warnings.warn(
                 f"No finished attack is kept in {self.folder} or read from it, as nothing tells "
                 f"this call from others: {str(error).rstrip('.')}. If it is interrupted, it starts "
@@ -251,7 +252,8 @@ class Parallel:
                 yield index, found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # A worker that dies ends the whole pool. Each chunk then runs alone, which shows the cause.
+        # A worker that dies ends the whole pool. Each unfinished chunk then runs in a pool of its
+        # own, which shows whether this chunk was the cause.
         for index in broken:
             with _pool(1) as alone:
                 try:
@@ -294,7 +296,7 @@ class _Chunk:
             return [failure(f"{type(error).__name__}: {error}") for _ in self.job.observations]
 
     def to_bytes(self, pickled: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-        # The queue of the pool itself would pass tensors as open files.
+        # A chunk is pickled here, as the pool's own queue would pass its tensors as open files.
         try:
             return pickled(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -356,7 +356,8 @@ def _without_decay(gradient_map: GradientMap, observation: Observation) -> Obser
     for name in gradient_map.trained & delta.keys():
         change = delta[name].double()
         rest = change + factor * observation.params[name].double()
-        # A rest within the rounding of the change is no gradient: rows of unused tokens stay 0.
+        # What is left without the decay is set to zero within the rounding of the change, so that
+        # rows of unused tokens have no gradient.
         is_rounding = rest.abs() <= 2 * torch.finfo(delta[name].dtype).eps * change.abs()
         delta[name] = rest.masked_fill(is_rounding, 0.0).to(delta[name].dtype)
     schedule = replace(update.schedule, weight_decay=0.0)
@@ -484,7 +485,8 @@ def _batch_norm_knowledge(
         final = {**sent, **observation.disclosed.statistics}
         return running, final, final
     # A client in train mode differentiates through its batch statistics. The same statistics as
-    # constants give another gradient, even at the true samples. So they only serve as a prior.
+    # constants give another gradient, even at the true samples. So granted statistics only serve as
+    # a prior.
     if threat.batch_norm == "exact":
         if observation.disclosed.statistics is None:
             raise ValueError(

@@ -87,7 +87,8 @@ class RayTasks:
                     yield index, ray.get(ended), causes
                 except ray.exceptions.RayTaskError as error:  # the task itself raised an error
                     yield index, f"{type(error.cause).__name__}: {error.cause}", causes
-                # Otherwise the worker, the node or the result of the task was lost.
+                # Any other error of Ray means that the worker, the node or the result of the task
+                # was lost.
                 except ray.exceptions.RayError as error:
                     causes = [*causes, _in_a_line(error)]
                     if len(causes) <= self.retries:
@@ -123,7 +124,7 @@ class RayTasks:
         """
         if ray.get_runtime_context().namespace == _OWN:
             return self.num_cpus  # other programs hold the CPUs, and a task waits for its turn
-        for _ in range(4):  # the figures that the cluster reports are some time behind
+        for _ in range(4):  # Ray reports freed resources late
             free = ray.available_resources()
             if free.get("CPU", 0.0) >= self.num_cpus and free.get("GPU", 0.0) >= self.num_gpus:
                 return self.num_cpus

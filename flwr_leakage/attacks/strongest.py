@@ -208,7 +208,7 @@ class Strongest:
             (found,) = _attempt(start, part, None)
             target.take(f"{origin} + {name}", found, watch.seconds, is_denoised=is_denoising)
             if found.batch is None:
-                # An attack that refuses a target would refuse it from every start.
+                # An attack that refuses an observation would refuse it from every candidate.
                 target.refused.add(name)
             if found.batch is None or target.is_solved:
                 return
@@ -273,21 +273,21 @@ class _Target:
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
-        """Return a job that holds this observation alone, given its index in a job."""
+        """Return the part of a job that holds one observation, given its ``index`` in the job."""
         assert self.problem is not None
         return replace(job.take([index]), posed=[self.problem])
 
     def left(self, limit: float) -> float:
         """Return the CPU seconds that the next attack may take, or 0 if they are too few to begin.
 
-        They are what is left of ``limit``, the seconds for the observation in total. The time that
+        They are the rest of ``limit``, the seconds for the observation in total. The time that
         comparing the attack's result takes is kept back.
         """
         left = limit - self.seconds - self.judging
         return left if left > self.least else 0.0
 
     def is_over(self, limit: float) -> bool:
-        """Return whether no further attack begins on the observation, except from a candidate.
+        """Return whether only attacks that continue from another's batch may still begin.
 
         ``limit`` is the CPU seconds for the observation in total.
         """
@@ -364,12 +364,12 @@ class _Target:
             if self.best.batch is None and (result.stats or not self.best.stats):
                 self.best = result
             return False
-        result = in_box(self.evidence.problem.spec, result)  # the returned images are judged
+        result = in_box(self.evidence.problem.spec, result)  # judge the images as they are returned
         assert result.batch is not None
         proven = _is_proven(result)
         is_known = proven or _is_known(result)
         scale = float(result.stats.get("scale", 1.0))
-        if is_known and scale != self.evidence.problem.scale:  # proven samples show the factor
+        if is_known and scale != self.evidence.problem.scale:  # the client's scaling is now known
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
             self.evidence = Evidence.of(problem, self.evidence.tolerance)
         if "features" in result.stats and "weight" in result.stats:
@@ -378,7 +378,7 @@ class _Target:
                 self._judge_by(told)
                 self.features_of = name
         watch = Stopwatch()
-        _ = self.evidence.told  # other evidence computes equations of its own
+        _ = self.evidence.told  # new evidence first computes its equations
         judging = Stopwatch()
         judged = self.evidence.judge(result.batch)
         self.judging = max(self.judging, judging.seconds)
@@ -408,9 +408,10 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Compare all results so far anew by other evidence, by which later ones are compared, too.
+        """Judge all results so far anew by evidence that will judge later results, too.
 
-        Such evidence is, for example, the equations that proven features leave open.
+        An example of new evidence is the equations that proven features (inputs of a layer) leave
+        open.
         """
         self.evidence = evidence
         for origin, old in self.candidates.items():
@@ -422,17 +423,17 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the candidates that have at least a tenth of the best one's weight in a mean.
+        """Return the candidates whose weight in a mean is at least a tenth of the best one's.
 
-        The most likely one is the first; see :meth:`Candidate.weight`. Each stands after the name
-        of the attack that found it.
+        A candidate is a batch that an attack found. The most likely one is the first; see
+        :meth:`Candidate.weight`. Each stands after the name of its attack.
         """
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
 
     def fuse(self) -> None:
-        """Make a weighted mean of the attacks' batches the result, if there is one.
+        """Replace the best result by a weighted mean of the batches that several attacks found.
 
         Nothing changes if the observation is solved, or if
         :func:`flwr_leakage.attacks.evidence.fuse` finds no mean.
@@ -467,8 +468,9 @@ class _Target:
 
 
 MOST = 3
-"""Largest number of candidates of an observation from which an attack continues, the most likely
-ones first. Less likely candidates have seldom won."""
+"""Largest number of candidates (batches that attacks found) from which another attack continues,
+the most likely ones first. Each costs a run of the attack, and less likely ones seldom gave the
+final result (no results are kept)."""
 
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""
@@ -533,7 +535,7 @@ def _attempt(
     """
     try:
         return attack(job, progress)
-    except Exception as error:  # a portfolio continues without an attack that fails
+    except Exception as error:  # an attack that fails must not end the portfolio
         text = f"{UNFORESEEN}{type(error).__name__}: {error}"
         return [Reconstruction(None, math.nan, error=text) for _ in job.observations]
 

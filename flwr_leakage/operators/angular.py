@@ -12,12 +12,13 @@ from flwr_leakage.operators.lengths import row_norms
 class AngularJacobian(LinearOperator):
     """The Jacobian (I − ĝĝᵀ) A / ‖g‖ of the direction ĝ = g/‖g‖ of a gradient g by the input x.
 
-    A = ∂g/∂x is the Jacobian of g. With J = Aᵀ, the Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖²,
-    the Hessian of the cosine loss of a gradient inversion at the true input (Hong et al. 2024,
-    theorem 4).
+    A = ∂g/∂x is the Jacobian of g. With J = Aᵀ, the method ``gram`` multiplies by (JJᵀ −
+    (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of the cosine loss of a gradient inversion at the true input
+    (Hong et al. 2024, theorem 4).
 
     Args:
-        jacobian: the operator A of S maps R^N → R^P, at one point x each.
+        jacobian: the operator of S maps A: R^N → R^P, each the Jacobian of g at a point x of its
+            own.
         gradients: (S, P) the gradients g at these points.
 
     Raises:
@@ -40,7 +41,8 @@ class AngularJacobian(LinearOperator):
         self._norms = norms
         self._directions = gradients / norms
         self.removed = row_norms(jacobian.rmatvec(self._directions)) / norms[:, 0]
-        """(S,) ‖Jĝ‖/‖g‖: the norm of the part that the projection I − ĝĝᵀ removes from A/‖g‖."""
+        """(S,) the norm ‖Aᵀĝ‖/‖g‖ of the part of A/‖g‖ that the projection I − ĝĝᵀ removes, for
+        each Jacobian A of a gradient g with the direction ĝ."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
         """Return the operator of those of the S maps with the indices ``rows``, ascending."""

@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """The number of products that an operator and all operators narrowed from it have taken."""
+    """The number of products that an operator, and all that its ``narrow`` returned, have taken."""
 
     products: int = 0
 
@@ -21,8 +21,8 @@ class Tally:
 class LinearOperator(ABC):
     """S independent linear maps A_s ∈ R^{P×N}, applied together.
 
-    Papers write J = A_sᵀ ∈ R^{N×P}, so that their JJᵀ is ``gram``. If the maps are small, all S
-    products of a call cost about as much as one.
+    Papers write J = A_sᵀ ∈ R^{N×P}, so that a product with their JJᵀ is the method ``gram``. If the
+    maps are small, all S products of a call cost about as much as one.
 
     Args:
         num_blocks: the number S of maps.
@@ -61,7 +61,7 @@ class LinearOperator(ABC):
     @property
     def products(self) -> int:
         """Return the number of products so far, including those of operators that ``narrow`` has
-        returned. A product of all S maps counts once; the ``meter`` counts it S times.
+        returned. A product of all S maps counts once here, and S times for the ``meter``.
         """
         return self.tally.products
 
@@ -89,7 +89,7 @@ class LinearOperator(ABC):
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
-        """Return the operator of some of the S maps; only these maps' products are counted.
+        """Return the operator of some of the S maps, whose products alone the meter counts.
 
         Args:
             rows: the indices of the maps, ascending.
@@ -122,9 +122,10 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """The operator of some maps of a whole operator, by products with all of the whole's maps.
+    """The operator of some of the maps of another operator, the whole, which computes all products.
 
-    The vectors of maps that were not chosen are zero, and their results are dropped.
+    The whole operator gets zero vectors for the maps that were not chosen, and the results of these
+    maps are dropped.
     """
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
@@ -156,7 +157,7 @@ own samples alone. Building these costs about as much as this number of products
 
 
 class DeferredRows(LinearOperator):
-    """The operator of some maps of a whole operator, built anew after four products.
+    """The operator of some maps of another operator, the whole, built anew after four products.
 
     The first four (``REBUILT_AFTER``) are computed by the whole operator, with zeros for the maps
     that were not chosen. This is cheaper than a new operator if few products follow.

@@ -62,8 +62,8 @@ class FunctionJacobian(LinearOperator):
         self.point = point
         self._pullback = pullback
         try:
-            # The pullback u ↦ (∂F/∂x)ᵀu is linear, so that it has one Jacobian at every u. At
-            # u = F(x) its value is ``value_product``.
+            # The pullback u ↦ (∂F/∂x)ᵀu is linear, so that its Jacobian is the same at every u. It
+            # is taken at u = F(x), as the pullback's value there is ``value_product``.
             product, self._pushforward = pull(pullback, self.value)
         except RuntimeError as error:
             try:
@@ -74,8 +74,8 @@ class FunctionJacobian(LinearOperator):
                 raise RuntimeError(
                     f"the model's gradient cannot be differentiated in its inputs: {error}"
                 ) from error
-            # A few operations lack the third derivative that a pullback's pullback takes; forward
-            # mode needs two derivatives only.
+            # A few operations lack the third derivative that the pullback of a pullback takes. So
+            # products v ↦ (∂F/∂x)v use forward mode here, which needs two derivatives only.
             self._pushforward = lambda v: jvp(function, (point,), (v,))[1]
         self.value_product = product.detach()
 

@@ -5,8 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 SMALLEST_SQUARE = 1e-30
-"""Sum of squares in float32 below which underflow may have changed it. Squares below 1e-38 lose
-digits, and each of them is less than 1e-8 of a larger sum."""
+"""Sum of a row's squares in float32 below which underflow may have changed the sum, so that the row
+is scaled first. Squares below 1e-38 lose digits, and each of them is less than 1e-8 of a larger
+sum."""
 
 
 def row_norms(rows: Float[Tensor, "S D"]) -> Float[Tensor, " S"]:

@@ -27,8 +27,9 @@ Precision = Literal["float32", "float64"]
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_ROUNDING = 1e-3
-"""Largest error, relative to ‖J‖, that rounding in float32 may cause in a product with a sample's
-Jacobian J. A sample with a larger one is computed in float64."""
+"""Largest rounding error, relative to ‖J‖, in a product with a sample's Jacobian J at which the
+sample is still computed in float32. A sample with a larger error is computed in float64. So a
+smaller limit is more exact, and costs time and memory."""
 LEAST_SLOPE = 1e-17
 """Least norm ‖∂L/∂z‖ of the loss's gradient by the logits at which a sample is computed in float32.
 Below it, squares of the entries of the sample's Jacobian would underflow, so that float64 is
@@ -36,11 +37,13 @@ used."""
 NOT_FINITE = "the gradient of this sample is not finite"
 NOT_USED = "the local schedule never uses this sample"
 _CHECKED = 8
-"""Largest number of samples of which one is chosen to check the model's second derivatives on. It
-is the sample of which the model is least sure."""
+"""Number of a round's first samples among which one is chosen, on which the model's second
+derivatives are checked. It is the one that rounding affects least. More samples cost more forward
+passes."""
 _GRAPH_COPIES = 12
 """Approximate memory of one sample's two autograd graphs and a product, in units of the size of its
-gradient."""
+gradient. The value tells how many samples are computed together. If it is too small, memory may run
+out."""
 
 
 class ClientSamples:
@@ -49,8 +52,8 @@ class ClientSamples:
     If the model supports it, texts are replaced by the embeddings of their tokens.
 
     Gradients and Jacobians (a ``SampleProblem``) are kept for the next score that asks for the same
-    samples, before or after the defense, in the same precision. So is the check of second
-    derivatives.
+    samples, before or after the defense, in the same precision. The result of the check of second
+    derivatives is kept, too.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -178,8 +181,9 @@ class ClientSamples:
     def _by_dtype(
         self, point: Point, precision: Precision
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
-        """Yield each dtype in use; all samples of the round in this dtype; the indices of those to
-        compute in it; and the relative rounding error of each sample.
+        """Yield for each dtype in use: the dtype; the samples to score in this dtype; the indices
+        of those among them that are to be computed in it; and the rounding error of a product with
+        each sample's Jacobian, relative to the Jacobian's norm.
         """
         dtype, double = _DTYPES[precision], torch.float64
         samples = self._of_type(point, dtype)
@@ -195,7 +199,9 @@ class ClientSamples:
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
         """Return the samples to score, whose gradients can be computed one by one, with the round's
-        BatchNorm statistics. The arguments are those of ``problems``.
+        BatchNorm statistics. ``point`` is ``defended`` for the samples that entered training, or
+        ``private`` for those before the defense. ``precision`` is that of the samples and
+        parameters.
         """
         _check_choices(point, precision)
         return self._of_type(point, _DTYPES[precision])
@@ -242,8 +248,8 @@ class ClientSamples:
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def derivable(self, problem: SampleProblem | None = None) -> str:
-        """Return why second derivatives need plain autograd, or an empty text; the check is made
-        once.
+        """Return why second derivatives need plain autograd, or an empty text if ``torch.func``
+        computes them rightly. The check is made once.
 
         Args:
             problem: samples to be scored; one product with their Jacobian is a cheaper check.
@@ -259,7 +265,8 @@ class ClientSamples:
             if not len(places):
                 return ""  # there is no sample to check, and none will get a number
             finite = every[places]
-            # Rounding hides least of the gradient of the sample of which the model is least sure.
+            # The sample that rounding affects least is checked: the one of which the model is least
+            # sure.
             best = finite.rounding()[0].argmin()[None]
             self._model.second = check_second_derivative(finite[best], self.seed)
         if self._model.second.fault:
@@ -272,8 +279,9 @@ class _Model:
     """Results on a model that all samples of a round, and all selections of them, share.
 
     Attributes:
-        separated: all samples of the round by (point, dtype), where the point is ``defended`` or
-            ``private``: with or without the defense's changes of the samples.
+        separated: all samples of the round, each of which can be differentiated without the others.
+            The key is a pair (point, dtype). The point is ``defended`` or ``private``, for samples
+            with or without the defense's changes.
         second: the result of the check of the model's second derivatives; ``None`` before it.
     """
 
@@ -282,14 +290,14 @@ class _Model:
 
 
 def _seen_right(problem: SampleProblem) -> bool:
-    """Return whether one product with a problem's Jacobian confirms the second derivatives; if not,
-    they may still be right.
+    """Return whether one product with the Jacobian of a sample's gradient confirms the model's
+    second derivatives. If not, they may still be right.
     """
     sound = [place for place, note in enumerate(problem.notes) if note != NOT_FINITE]
     if not sound:
         return False
     rounding = problem.rounding.tolist()
-    # Rounding hides least of the gradient of the sample of which the model is least sure.
+    # The sample that rounding affects least is tried: the one of which the model is least sure.
     best = min(sound, key=rounding.__getitem__)
     try:
         start, product = problem.unchecked_product
@@ -318,10 +326,14 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """Return some samples with their gradients and perturbations, and with a reason for each one
-    that cannot be scored. ``indices`` are the samples' places in the round, ``delta`` (P,) is the
-    perturbation of the update's pseudo-gradient, ``rounding`` (S,) the relative error of products,
-    ``seed`` that of Krylov start vectors; for ``derivable`` see ``SampleProblem``.
+    """Return S samples with their gradients and perturbations, ready to be scored.
+
+    A sample that cannot be scored gets a note with the reason. ``delta`` (P,) is the defense's
+    perturbation of the update's pseudo-gradient. The other arguments are fields of
+    :class:`SampleProblem`.
+
+    Raises:
+        ValueError: even an input of zeros has a gradient that is not finite.
     """
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)

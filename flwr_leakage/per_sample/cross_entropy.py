@@ -62,9 +62,10 @@ class StableCrossEntropy:
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
     def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss for class indices without weights or smoothing, by few operations, so
-        that products with the Jacobian are fast. The true class's logit is subtracted from all of
-        its row, so that nothing is left to cancel in the derivatives of log-softmax.
+        """Return the loss for class indices (B,) from logits (B, K), without weights or smoothing.
+        It takes few operations, so that products with the Jacobian are fast. In each row, the logit
+        of the true class is subtracted from all logits, so that nothing cancels in the derivatives
+        of log-softmax.
         """
         used = None if self.ignore_index is None else targets != self.ignore_index
         known = targets if used is None else torch.where(used, targets, 0)
@@ -78,8 +79,9 @@ class StableCrossEntropy:
 
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
-    """Return −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k) of each row, with p the softmax
-    of the logits z, t = ``shares`` ≥ 0, T = Σ_k t_k, and a the class with the largest of ``ranks``.
+    """Return the loss −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k) of each sample. Each
+    row of the arguments (B, K) is a sample. p is the softmax of its logits z, t ≥ 0 are its
+    ``shares`` of the classes k, T = Σ_k t_k, and a is the class with the largest of ``ranks``.
     """
     top = ranks.argmax(1, keepdim=True)
     is_top = top == torch.arange(logits.shape[1], device=logits.device)

@@ -21,10 +21,11 @@ class TakesEmbeddings(Protocol):
 
 
 def on_embeddings(gradient_map: GradientMap, exposure: Exposure) -> Exposure:
-    """Return the same round with its texts replaced by the embeddings of their tokens; a round of
-    continuous inputs is returned as it is. The table of embeddings then has no part in a sample's
-    gradient: scores say what the other parameters' gradients reveal of the embeddings, as in TAG
-    (Deng et al. 2021).
+    """Return the same round with its texts replaced by the embeddings of their tokens.
+
+    A round of continuous inputs is returned as it is. With embeddings as inputs, the table of
+    embeddings has no part in a sample's gradient. So scores say what the other parameters'
+    gradients reveal of the embeddings, as in TAG (Deng et al. 2021).
 
     Raises:
         ValueError: the inputs are integers, and the model takes no embeddings.

@@ -14,15 +14,18 @@ from flwr_leakage.records import Batch, Exposure
 SEPARABLE = 1e-3
 """Largest relative distance ‖g − c g′‖/‖g‖ at which a loss counts as one that treats samples one by
 one. g is the derivative of the batch's loss by one sample's logits, and c g′ the nearest multiple
-of the derivative g′ of that sample's own loss."""
+of the derivative g′ of that sample's own loss. The limit leaves room for the rounding of float32,
+which couples no samples."""
 
 
 def loss_weights(
     gradient_map: GradientMap, exposure: Exposure, batch: Batch
 ) -> Float[Tensor, " B"]:
-    """Return the factor wᵢ (B,) of each sample's own gradient in the round's pseudo-gradient: the
-    schedule's factor, which assumes the mean over a mini-batch, times that of ``loss_factors``.
-    ``batch`` are all B samples of the round.
+    """Return the factor wᵢ (B,) of each sample's own gradient in the round's pseudo-gradient.
+
+    It is the schedule's factor, which assumes the mean over a mini-batch, times the result of
+    ``loss_factors``. ``exposure`` is the private data of the round, and ``batch`` are all of its B
+    samples.
 
     Raises:
         ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.
@@ -40,7 +43,7 @@ def loss_weights(
 def loss_factors(
     loss: Loss, logits: Tensor, targets: Tensor, windows: Sequence[slice]
 ) -> Float[Tensor, " B"]:
-    """Return b·cᵢ, with cᵢ the factor of sample i's gradient in its mini-batch of b samples.
+    """Return b·cᵢ (B,), with cᵢ the factor of sample i's gradient in its mini-batch of b samples.
 
     With logits z and targets y of the mini-batch, ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ, yᵢ)/∂zᵢ. So the result
     is 1 for a mean, b for a sum (``reduction="sum"``), and b wᵢ/Σⱼwⱼ for a mean with class weights
@@ -68,7 +71,8 @@ def loss_factors(
                 "share of the update. BatchJacobian scores a batch as a whole."
             )
         known = size > 0
-        # A sample without a gradient shows nothing; the others say how the loss reduces.
+        # The factor of a sample without a gradient cannot be seen. The median of the others' is
+        # taken, or that of a mean if no sample has a gradient.
         usual = ratio[known].median() if bool(known.any()) else ratio.new_tensor(1 / len(z))
         factors[window] = (len(z) * torch.where(known, ratio, usual)).cpu()
     return factors

@@ -15,7 +15,7 @@ Point = Literal["defended", "private"]
 def update_perturbation(
     gradient_map: GradientMap, exposure: Exposure, point: Point = "defended"
 ) -> Float[Tensor, " P"]:
-    """Return the perturbation δ (P,), the released pseudo-gradient less the undefended one, in
+    """Return the perturbation δ (P,), the released pseudo-gradient minus the undefended one, in
     float64. It is zero for parameters that are not trained.
 
     Args:
@@ -47,14 +47,16 @@ def update_perturbation(
         {name: value.double() for name, value in released.items()},
         {name: value.double() for name, value in reference.items()},
     )
-    # A tensor that is not trained reveals nothing, so that its perturbation hides nothing.
+    # The perturbation of a tensor that is not trained is set to zero: such a tensor reveals
+    # nothing, so that its perturbation hides nothing.
     trained = gradient_map.trained
     return ravel({k: difference[k] * (k in trained) for k in exposure.params})
 
 
 def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
-    """Return a note that a sample's own perturbation is δ/wᵢ, with δ the update's and wᵢ the
-    sample's weight in the pseudo-gradient; empty if the update was not changed.
+    """Return a note for the user that the perturbation of sample i's own gradient is δ/wᵢ, with the
+    update's perturbation δ and the sample's weight wᵢ in the pseudo-gradient, ``weights``. The note
+    is empty if the update was not changed.
     """
     raw, released = exposure.raw.delta, exposure.released.delta
     used = weights[weights > 0]

@@ -19,9 +19,10 @@ from flwr_leakage.spectral import (
 )
 
 WELL_KNOWN = 1e-2
-"""Largest relative tolerance of the largest eigenvalue of JJᵀ, with J the Jacobian of a sample's
-gradient, for which Lanczos starts from the top eigenvector of the last layer's part of JJᵀ; see
-``SampleProblem.start``."""
+"""Largest relative tolerance of λmax, the largest eigenvalue of JJᵀ, at which Lanczos starts from
+the top eigenvector of the last layer's part of JJᵀ. J is the Jacobian of a sample's gradient. This
+start costs products of its own. So with a larger tolerance, which takes fewer steps, Lanczos starts
+from Jg for the gradient g; see ``SampleProblem.start``."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,14 @@ class SampleProblem:
 
     @cached_property
     def operator(self) -> SampleJacobian:
-        """Return the operator of each sample's Jᵀ, with J = ∇ₓ∇_θL, after a check of its second
-        derivatives.
-        """
+        """Return the operator of each sample's Jᵀ, J = ∇ₓ∇_θL, after a check that J is right."""
         if self.differentiable is self.samples:
             return self.unchecked_operator
         return self.differentiable.jacobian(self.meter, self.rounding)
 
     @cached_property
     def unchecked_operator(self) -> SampleJacobian:
-        """Return the operator of each sample's Jᵀ, with J = ∇ₓ∇_θL, without a check of its second
-        derivatives.
-        """
+        """Return the operator of each sample's Jᵀ, J = ∇ₓ∇_θL, without a check that J is right."""
         return self.samples.jacobian(self.meter, self.rounding)
 
     @cached_property
@@ -125,7 +122,7 @@ class SampleProblem:
         )
 
     def generators(self, seed: int) -> list[torch.Generator]:
-        """Return a random generator for each sample, from the seed and the sample's index."""
+        """Return a random generator for each sample, of the seed and the sample's index."""
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
@@ -151,8 +148,9 @@ class SampleProblem:
 
     @cached_property
     def unchecked_product(self) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S P"]]:
-        """Return a start vector for Krylov methods and its product with Jᵀ, the Jacobian of the
-        sample's gradient, for each sample. Second derivatives can be checked by this product.
+        """Return a start vector for Krylov methods (S, N) and its product with Jᵀ (S, P), the
+        Jacobian of the sample's gradient, for each sample. Second derivatives are not checked
+        before this product, which serves to check them.
         """
         return _first_product(self.unchecked_operator, self.generators(self.seed))
 

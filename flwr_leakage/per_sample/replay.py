@@ -34,10 +34,11 @@ class Explanation:
 
 
 def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
-    """Return whether the local training, repeated as scores assume it, gives the client's update.
+    """Return how far the update of a repeated local training is from the client's own.
 
-    The update is compared before any defense. Every hidden difference shows, such as another mode
-    of BatchNorm, dropout, loss, optimizer or order of the samples. It costs one local training.
+    The training is repeated as scores assume it, and the client's update is taken before any
+    defense. Every hidden difference shows, such as another mode of BatchNorm, dropout, loss,
+    optimizer or order of the samples. The comparison costs one local training.
 
     Args:
         gradient_map: the gradient map with which scores are computed.

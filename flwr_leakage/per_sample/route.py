@@ -15,9 +15,9 @@ def differentiable(
 
     ``torch.func.vmap`` refuses recurrent layers, control flow that depends on data, assignment into
     tensors, and autograd functions without ``setup_context``. Plain autograd takes one sample at a
-    time; ``one_by_one`` of the result then gives the reason. The check costs the gradients of two
-    samples. If both ways fail, the map is returned as it is, and the code that uses it reports the
-    error.
+    time. The attribute ``one_by_one`` of the returned map then holds the reason. The check costs
+    the gradients of two samples. If both ways fail, the map is returned as it is, and the code that
+    uses it reports the error.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.

@@ -23,8 +23,8 @@ from flwr_leakage.per_sample.loss_factors import slope_by_autograd
 from flwr_leakage.records import Batch
 
 LOGIT_UNITS = 4
-"""Approximate rounding error of each logit, in units in the last place of a sample's largest one.
-The value was found on trained and untrained networks; no results are kept."""
+"""Approximate rounding error of each logit, in units in the last place of the sample's largest
+logit. The value was found on trained and untrained networks; no results are kept."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Samples:
         """Return, in float64 and for each of S samples, the rounding error (S,) of products with J,
         relative to ‖J‖, and the norm (S,) of ∂L/∂z.
 
-        J is the Jacobian of a sample's gradient, z its logits and L its loss. Logits are wrong by
-        some units in the last place of the largest, which is the relative error of a small
-        probability, and so of J. A loss other than ``StableCrossEntropy`` may subtract numbers near
-        one, so that ∂L/∂z has their rounding error. The number of units is ``LOGIT_UNITS``. The
-        error is an estimate and no bound.
+        J is the Jacobian of a sample's gradient, z its logits and L its loss. Each logit is assumed
+        to be wrong by ``LOGIT_UNITS`` units in the last place of the largest one. This is also the
+        relative error of a small probability, and so of J. A loss other than ``StableCrossEntropy``
+        may subtract numbers near one, so that ∂L/∂z has their rounding error. The result is an
+        estimate and no bound.
         """
         logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
         loss = self.gradient_map.loss
@@ -114,7 +114,8 @@ class Samples:
         relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
         if not isinstance(loss, StableCrossEntropy):
             relative = relative * (1 + 1 / slopes.clamp_min(torch.finfo(torch.float64).tiny))
-        # For a sample whose logits are NaN, its gradient is reported as not finite.
+        # The error of a sample whose logits are NaN is set to 0 here, as the sample is reported
+        # later, by its gradient that is not finite.
         return relative.nan_to_num(0.0, posinf=torch.inf), slopes
 
 
@@ -128,9 +129,9 @@ def separate(
 ) -> Samples:
     """Return the samples of a batch so that each can be differentiated without the others.
 
-    Samples may be selected only after this, as the batch statistics are those of all. Torch's
-    cross-entropy is replaced by ``StableCrossEntropy``, which is accurate for confident samples,
-    too.
+    A part of the samples may be selected from the result only, as the batch statistics are those of
+    all samples. Torch's cross-entropy is replaced by ``StableCrossEntropy``, which is accurate for
+    confident samples, too.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.

@@ -16,7 +16,8 @@ from flwr_leakage.randomness import make_generator
 
 ALLOWED = 1e-5
 """Relative distance up to which a product with J, the derivative of a sample's gradient by its
-input, and a finite difference of that gradient count as equal."""
+input, and a finite difference of that gradient count as equal in float64. A finite difference is
+itself inexact, so that a smaller limit might refuse right derivatives."""
 MOST_ALLOWED = 1e-2
 """Largest relative distance between a product with J, the derivative of a sample's gradient by its
 input, and a finite difference that may be allowed for rounding. If rounding needs more, J is not
@@ -47,13 +48,14 @@ class SecondDerivative:
 def product_is_right(
     samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Return whether ``product`` Jᵀv, v = ``direction``, agrees with a finite difference of
-    gradients in float64, with J the Jacobian of a single sample's gradient, at the cost of one
-    gradient.
+    """Return whether a product Jᵀv agrees with a finite difference of gradients in float64.
 
-    If it does and v is random, J is right. If not, nothing is known: a unit may change sides near
-    the sample, or the product's dtype may be too imprecise. ``rounding`` is the product's relative
-    error, see ``Samples.rounding``.
+    J is the Jacobian of the gradient of a single sample, the first of ``samples``. ``direction`` is
+    v, and ``product`` is Jᵀv. The test costs one gradient.
+
+    If they agree and v is random, J is right. If they do not, nothing is known: a ReLU may change
+    sides near the sample, or the product's dtype may be too imprecise. ``rounding`` is the
+    product's relative error, see ``Samples.rounding``.
     """
     scale = FIRST_STEP * float(samples.inputs.norm()) / float(direction.norm())
     step = (scale or FIRST_STEP) * direction.double()
@@ -64,7 +66,7 @@ def product_is_right(
 
 
 def _first_less_second(samples: Samples) -> Tensor:
-    """Return the first sample's gradient less the second's, flat (P,), by one pass over both."""
+    """Return the first sample's gradient minus the second's, flat (P,), by one pass over both."""
     gradient_map, params, batch = samples.gradient_map, samples.params, samples.batch
     wanted = {name: value for name, value in params.items() if name in gradient_map.trained}
 
@@ -80,9 +82,12 @@ def _first_less_second(samples: Samples) -> Tensor:
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
-    """Return whether the Jacobian J of a single sample's gradient by its input is right if it is
-    computed by ``torch.func``, and if not, whether it is right by plain autograd. All is in
-    float64. It costs two gradients, and one product with its graphs; more if something is wrong.
+    """Return the result of a check of the Jacobian J of a single sample's gradient by its input.
+
+    J is computed by ``torch.func``, and if this is wrong, by plain autograd. It is compared with
+    finite differences of the gradient in float64. The check costs two gradients, and one product
+    with J and its graphs. If something is wrong, it costs more. ``seed`` is that of the random
+    directions.
     """
     fault, error = _fault(sample, seed)
     if not (fault or error):
@@ -97,7 +102,7 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
 def _fault(sample: Samples, seed: int) -> tuple[str, str]:
     """Return two texts: why the model's second derivative is wrong at a sample, empty if it is not;
-    and why it cannot be checked, empty if it was.
+    and why the second derivative cannot be checked, empty if it was checked.
     """
     try:
         return second_derivative_fault(sample, seed)
@@ -107,18 +112,19 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Return two texts: why J is not the derivative of a sample's gradient g, empty if it is or may
-    be; and why this cannot be checked, empty if it was.
+    """Return two texts: why J is not the derivative of a sample's gradient g by its input x, empty
+    if it is or may be; and why this cannot be checked, empty if it was checked.
 
     In float64, Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
     autograd functions may have a right backward that cannot be differentiated itself
     (``once_differentiable``, ``detach``, NumPy inside), for which PyTorch gives a wrong J without
-    an error. As gradients of networks with ReLU or max pooling jump where a unit changes sides, x
-    is moved to a random point nearby, where no two entries tie. A mismatch counts only if
-    differences of two steps agree ten times better with each other than with J, and only if a
-    second point says the same.
+    an error. Gradients of networks with ReLU or max pooling jump where a unit changes sides. So x
+    is moved to a random point nearby, where no two entries of x are equal, as they may be in a
+    window of max pooling. A mismatch counts only if differences of two steps agree ten times better
+    with each other than with J, and only if a second point says the same.
     """
-    # An app's own loss may lose digits by cancellation in float64, too, if the model is sure.
+    # The allowed distance grows with the rounding error of the product: a user's own loss may lose
+    # digits by cancellation, even in float64, if the model is sure of the sample's class.
     allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
     if allowed > MOST_ALLOWED:
         return "", "rounding leaves too few digits of the loss's gradient to compare"
@@ -142,8 +148,9 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
 
 def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> float:
     """Return the relative distance of Jᵀv from finite differences of a single sample's gradient, in
-    float64, with J its Jacobian and v a random direction. It is 0 if they agree to ``allowed``, and
-    infinite if differences of two steps do not agree with each other.
+    float64. J is the gradient's Jacobian by the input, and v a random direction. The distance is 0
+    if both agree to ``allowed``, and infinite if differences of two steps do not agree with each
+    other.
     """
     x = sample.inputs
     scale = float(x.square().mean().sqrt()) or 1.0

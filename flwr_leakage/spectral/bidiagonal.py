@@ -37,7 +37,7 @@ class Bidiagonal(Process):
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken, which is the number of columns of B."""
+        """Return the number of steps taken, which is the number of columns of the bidiagonal B."""
         return len(self._betas)
 
     def step(self) -> None:
@@ -47,7 +47,8 @@ class Bidiagonal(Process):
         operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
         image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
         fresh, beta = normalize_rows(orthogonalize(image, self.basis))
-        # A remainder below this is rounding, and its direction has no meaning.
+        # A remainder of a norm below this floor is rounding, whose direction has no meaning. Then
+        # the Krylov space counts as exhausted.
         floor = torch.finfo(beta.dtype).eps * self._alphas[0].to(beta.dtype)
         full = torch.tensor(self.num_steps + 1 >= operator.num_inputs)
         exhausted = (beta <= floor) | full
@@ -71,10 +72,11 @@ class Bidiagonal(Process):
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
-        """Return Gauss' and Radau's quadrature rules for the measure λᵖμ, each as nodes and weights
-        (S, number of nodes), with p = ``order``, 0 or 1, and μ the spectral measure of the start z:
-        ∫f(λ) dμ = zᵀf(AᵀA)z. The moments of μ follow from BBᵀ, those of λμ from BᵀB. Radau's rule
-        has a node at 0.
+        """Return Gauss' and Radau's quadrature rules for the measure λᵖμ, p = ``order``, 0 or 1.
+
+        μ is the spectral measure of the start z: ∫f(λ) dμ = zᵀf(AᵀA)z. Each rule is a pair of nodes
+        and weights (S, number of nodes). Radau's rule has a node at 0. The moments of μ follow from
+        BBᵀ, and those of λμ from BᵀB.
         """
         bidiagonal = self.matrix()
         squared = self.start_norm.double()[:, None].cpu() ** 2
@@ -102,13 +104,13 @@ def column_rules(
     next_alpha: Float[Tensor, " S"],
     mass: Float[Tensor, "S 1"],
 ) -> tuple[Rule, Rule]:
-    """Return the quadrature rules of Gauss and of Radau, each as nodes and weights (S, number of
-    nodes), for a measure of ``mass`` m that BᵀB describes.
+    """Return the quadrature rules of Gauss and of Radau for a measure that BᵀB describes.
 
-    Gauss' rule gives the integral of g as m e₁ᵀ g(BᵀB) e₁, with the first unit vector e₁; Radau's
-    has a node at 0. If the derivatives of g alternate in sign, the rules are a lower and an upper
-    bound (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R
-    of B = QR with one more column. B's next column, of the diagonal entry ``next_alpha``, gives the
+    Each rule is a pair of nodes and weights (S, number of nodes). Gauss' rule gives the integral of
+    g as m e₁ᵀ g(BᵀB) e₁, with the measure's ``mass`` m and the first unit vector e₁. Radau's has a
+    node at 0. If the derivatives of g alternate in sign, the rules are a lower and an upper bound
+    (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R of B
+    = QR with one more column. B's next column, of the diagonal entry ``next_alpha``, gives the
     entry above the diagonal; the entry on the diagonal is zero.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
@@ -162,7 +164,7 @@ class Bidiagonalization(Process):
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken, which is the number of columns of B."""
+        """Return the number of steps taken, which is the number of columns of the bidiagonal B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:

@@ -18,7 +18,7 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
                 [0.0000, 0.7071]]), 1.0)
     """
     added = 0.0
-    # The jitter grows up to 1e12-fold; rounding never asks for so much.
+    # The jitter grows up to 1e12-fold, which is far more than rounding makes necessary.
     for _ in range(13):
         matrix.diagonal().add_(jitter - added)
         factor, failed = torch.linalg.cholesky_ex(matrix)

@@ -35,14 +35,14 @@ P = TypeVar("P", bound="Process")
 
 
 class Process:
-    """A base class of processes on S matrices at once, which holds one entry for each of them.
+    """A base class of iterations on S matrices at once, which holds one entry for each matrix.
 
     Each attribute is a tensor of S rows, a list of such tensors, ``None``, or an object with a
     method ``narrow``, such as a :class:`~flwr_leakage.operators.LinearOperator`.
     """
 
     def narrow(self: P, rows: Int[Tensor, " R"]) -> P:
-        """Return the process for some of the matrices, which continues from here.
+        """Return the iteration for some of the matrices, which continues where this one stands.
 
         Args:
             rows: (R,) indices of these matrices among the S, ascending.
@@ -68,8 +68,9 @@ def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
 def orthogonalize(
     vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
 ) -> Float[Tensor, "S N"]:
-    """Return S vectors (S, N) without their components along the vectors of ``basis``. These are k
-    for each of the S, orthonormal or zero. Components are removed twice, because of rounding.
+    """Return S vectors (S, N) without their components along the vectors of ``basis``. Each of the
+    S vectors has k basis vectors of its own, which are orthonormal or zero. Components are removed
+    twice, because of rounding.
     """
     for _ in range(2):
         along = torch.bmm(basis, vectors[:, :, None])
@@ -79,9 +80,9 @@ def orthogonalize(
 
 def remaining_growth(history: list[Tensor]) -> Tensor:
     """Return an estimate (S,) of how much S growing sequences will still grow, relative to their
-    last entries: the growth over the last quarter of ``history`` (three at least). It is right for
-    a sequence whose distance from its limit falls by a half over that many entries, too large for a
-    faster one, and infinite for three or fewer entries.
+    last entries: the growth over the last quarter of ``history`` (three at least). The estimate is
+    right for a sequence whose distance from its limit halves over that quarter. It is too large for
+    a faster sequence, and infinite for three or fewer entries.
 
     Example:
         >>> history = [torch.tensor(1 - 0.5**k, dtype=torch.float64) for k in range(20)]

@@ -72,7 +72,7 @@ class ImagePrior:
                 positions, for pixels in [0, 1]; > 0.
             chroma: variance of the two colour differences relative to the mean's, > 0; one number
                 for both, or two.
-            fall: the frequency f at which that factor is 1/e, > 0.
+            fall: the frequency f at which the factor exp(−(f / fall)²) of the variance is 1/e, > 0.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
         if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):
@@ -133,7 +133,8 @@ class ImagePrior:
         centres = [places[each].mean() for each in rings]
 
         def deviations(energy: np.ndarray) -> np.ndarray:
-            # The addend keeps the logarithm finite, as a grey image has no colour differences.
+            # The addend 1e-12 keeps the logarithm finite: the colour differences of a grey image
+            # are zero.
             levels = [math.log(energy[each].mean() + 1e-12) for each in rings]
             return np.exp(np.interp(places, centres, levels) / 2)
 
@@ -141,19 +142,20 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Return the coordinates s (B, C, H, W), N(0, I) a priori, of normalised images x = μ + L
-        s.
+        """Return the coordinates s (B, C, H, W) of normalised images x = μ + L s, ``inputs``. Under
+        the prior, s ~ N(0, I).
         """
         found = []
-        # Each image is transformed by itself, so that its bits do not depend on B.
+        # Each image is transformed by itself, so that its coordinates are the same to the last bit
+        # in a batch of any size.
         for each in (inputs - self.grey) / self.scale:
             images = torch.einsum("oc,chw->ohw", self.colours, each)
             found.append(self.rows @ images @ self.columns.T / self.deviations)
         return torch.stack(found)
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the normalised images x = μ + L s (B, C, H, W) of coordinates s, N(0, I) a
-        priori.
+        """Return the normalised images x = μ + L s (B, C, H, W) with the given coordinates s. Under
+        the prior, s ~ N(0, I).
         """
         return self.grey + self.push(coordinates)
 

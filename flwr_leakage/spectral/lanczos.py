@@ -79,7 +79,8 @@ class Lanczos(Process):
         remainder = orthogonalize(image, self.basis)
         self._scale = torch.maximum(self._scale, row_norms(image))
         self._next, beta = normalize_rows(remainder)
-        # A remainder below this is rounding, and its direction has no meaning.
+        # A remainder of a norm below this floor is rounding, whose direction has no meaning. Then
+        # the Krylov space counts as exhausted.
         floor = 10 * torch.finfo(beta.dtype).eps * self._scale
         exhausted = (beta <= floor) | torch.tensor(self.num_steps + 1 >= self.operator.num_inputs)
         self._next = torch.where(exhausted[:, None], 0.0, self._next)

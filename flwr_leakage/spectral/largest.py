@@ -106,8 +106,9 @@ class LargestEigenvalue:
 
 
 class _Group(Process):
-    """Some of the S matrices A, which have taken the same Lanczos steps, with the estimates of the
-    largest eigenvalue λmax of AᵀA at each step.
+    """Those of the S matrices A that have taken the same number of Lanczos steps.
+
+    It holds the estimates of the largest eigenvalue λmax of each AᵀA after each step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.
@@ -128,11 +129,12 @@ class _Group(Process):
         return len(self._tops)
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """Return the index (G,) of the first Lanczos step after which the largest eigenvalue λmax
-        of AᵀA is known to the tolerance, for each of G matrices A; −1 if that holds after none of
-        the first ``num_steps`` steps. After such a step, two numbers are within the tolerance, both
-        relative to the estimate of λmax: the error that its residual allows, and the estimate of
-        how much it will still grow.
+        """Return the index (G,) of the first step after which λmax is known to the tolerance.
+
+        λmax is the largest eigenvalue of AᵀA for each of G matrices A, which the Lanczos process
+        estimates. It is known if two numbers are within the tolerance, both relative to its
+        estimate: the error that the residual allows, and the growth that is still expected. The
+        index is −1 if λmax is known after none of the first ``num_steps`` steps.
         """
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):
@@ -237,7 +239,8 @@ def last_layer_start(
         generator: the generator of the noise.
     """
     start = gradient_start(operator, generator)
-    # A start need not be exact, as a tenth of noise is added to it.
+    # The eigenvector is computed roughly, to 1e-3 in at most 20 steps: a tenth of noise is added to
+    # it.
     found = largest_eigenvalue(last_layer, start, 1e-3, 20)
     return _with_noise(found.vectors, generator)
 

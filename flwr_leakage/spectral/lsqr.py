@@ -120,7 +120,8 @@ def least_squares_growth(
             break
     factors = torch.linalg.svd(process.matrix(), full_matrices=False)
     largest = factors[1][:, 0] ** 2
-    # Singular values below 1e-6 of the largest are zero but for rounding.
+    # A damping of 1e-12 λmax leaves out singular values below 1e-6 of the largest, which are
+    # rounding.
     coordinates = _project(factors, process.scale, 1e-12 * largest[:, None])
     return torch.linalg.vector_norm(coordinates, dim=2)[:, 0], largest
 
@@ -176,12 +177,13 @@ class _Projected:
 
     Attributes:
         process: the bidiagonalisation A V = U B, which spans the space.
-        bidiagonal: B.
-        coordinates: y, with which a solution is x = V y.
-        norms: ‖x‖, a lower bound of the exact solution's norm.
-        error: relative error of these norms.
-        dampings: the dampings ε.
-        top: the largest squared singular value of B, which estimates λmax.
+        bidiagonal: the lower bidiagonal matrices B (S, k + 1, k).
+        coordinates: (S, E, k) the vectors y of the solutions x = V y.
+        norms: (S, E) ‖x‖, a lower bound of the exact solution's norm.
+        error: (S, E) estimated relative error of these norms.
+        dampings: (S, E) the dampings ε.
+        top: (S,) the largest squared singular value of B, which estimates the largest eigenvalue
+            λmax of AᵀA.
     """
 
     process: Bidiagonalization
@@ -199,10 +201,11 @@ class _Projected:
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
-        """Return the results of the S matrices that this space belongs to, as eight tensors: their
-        indices (S,) in the whole operator, and the fields of :class:`DampedSolution` in order:
-        solutions, norms, lower bounds, converged (to the relative tolerance), residual, dampings
-        and largest.
+        """Return eight tensors with the results of the S matrices of this Krylov space.
+
+        The first holds the matrices' indices (S,) in the whole operator. The others are fields of
+        :class:`DampedSolution` in their order: solutions, norms, lower bounds, converged (to the
+        relative tolerance), residual, dampings and largest.
         """
         process = self.process
         basis = process.basis
@@ -280,7 +283,8 @@ def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
     1926). At most last − first is added, as norms of iterates also grow in stairs.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
-    # The growth that is still to come; negative or infinite if the growth does not slow down.
+    # ``rest`` is the growth that is still to come, negative or infinite if the growth does not slow
+    # down.
     rest = growth * growth / (earlier - growth)
     slowing = (earlier > growth) & (rest < earlier + growth)
     return last + torch.where(slowing, rest, earlier + growth)

@@ -13,8 +13,9 @@ from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, normal_rows
 
 SURPLUS = 1.25
-"""Number of random rows for each dimension of the rank. With so many, a small singular value of the
-rows is not caused by their randomness."""
+"""Number of random rows that are drawn for each dimension of a matrix's rank. With as many rows as
+the rank, randomness alone can make a singular value of the rows small. With 1.25 times as many it
+does not."""
 
 
 @dataclass(frozen=True)

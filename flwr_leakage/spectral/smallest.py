@@ -65,7 +65,8 @@ def smallest_eigenvalue(
         leaving = done | torch.tensor(last)
         if bool(leaving.any()):
             # Rounding moves each eigenvalue of Lanczos's tridiagonal matrix by up to the precision
-            # times the largest one.
+            # times the largest one. So the relative error of the smallest grows with their ratio,
+            # the condition.
             conditions = theta[:, -1] / scale
             own = process.operator.rounding.to(scale)
             error = residual + moved + rounding * conditions + 2 * own * conditions.sqrt()

@@ -21,9 +21,10 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
 
 POWER_ITERATIONS = 6
-"""Number of steps of the power method that estimate the largest eigenvalue of LᵀJᵀWJL, see
-:func:`largest_eigenvalue`. The prior's weight in a run's first step is a tenth of this eigenvalue.
-It need not be exact, so that an estimate that is wrong by 20 % does no harm."""
+"""Number of steps of the power method that estimate the largest eigenvalue of a run's first normal
+matrix, see :func:`largest_eigenvalue`. The prior's weight in the first step is a tenth of this
+eigenvalue. That weight need not be exact, so that an estimate that is wrong by 20 % does no
+harm."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Equations(Protocol):
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations with similar errors, such as those of a kernel's gradient."""
+        """The groups of equations with errors of similar size, such as a kernel's gradient."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images with an assumed contrast.
@@ -160,7 +161,7 @@ class RunEnd:
         return found.judged(model, likelihood)
 
     def judged(self, model: Equations, likelihood: Likelihood) -> "RunEnd":
-        """Return the same images, with measures of their fit to the given equations.
+        """Return the images at a run's end, with measures of their fit to the equations ``model``.
 
         The likelihood holds the observed numbers of these equations and their noise.
         """
@@ -293,13 +294,14 @@ class Annealed:
         self.first = self.weight = max(
             0.1 * largest_eigenvalue(posterior, self.budget), 1 / self.unit
         )
-        # An iteration takes one product with J and one with its transpose.
+        # A step of the power method takes one product with J and one with its transpose, as an
+        # iteration of conjugate gradients does.
         each = watch.seconds / POWER_ITERATIONS
         planned = max(1, self.most_products // (2 * self.model.passes))
         allowed = self.budget.affordable(planned, each)
         self.stopped = allowed < planned
         if self.stopped:
-            # With fewer than five iterations, steps make no progress.
+            # Steps get at least five iterations each, as they make no progress with fewer.
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
@@ -310,7 +312,8 @@ class Annealed:
         if self.here is None:
             return False
         self.products += self.here.products
-        # Gradients are evaluated in double precision once their relative residual is below 1e-3.
+        # The equations are evaluated in double precision once their relative residual is below
+        # 1e-3.
         self.precise = self.distance < 1e-3**2
         if self.weight * self.unit <= 1 and self.blur == 0 and not at.has_moved:
             self.stage = "converged"

@@ -17,11 +17,12 @@ and similarly through pooling. Through a layer they are Wᵀ dδ, summed over ov
 transpose also passes up, then down.
 
 Activations and pooling between the layers are *stages*. A stage maps values (n, B), with one sample
-in each column, to other values. Its method ``at`` returns the outputs at some values, blurred by
-widths (n, B) if they are given, and a :data:`Bend`, the stage's linearisation there. The methods of
-a :data:`Bend` are these: ``up`` maps changes dz of the inputs to ``φ' dz``. ``reached_by``
-multiplies φ'' by the outputs' errors δ, and returns ``φ'ᵀ δ``, too. ``down`` maps changes dδ of
-these errors to
+in each column, to other values. Its method ``at`` returns the outputs at some values, and a
+:data:`Bend`, the stage's linearisation there. If widths (n, B) are given, both are means over
+normal noise in the values, and the widths are its standard deviations. The methods of a
+:data:`Bend` are these: ``up`` maps changes dz of the inputs to ``φ' dz``. ``reached_by`` multiplies
+φ'' by the outputs' errors δ, and returns ``φ'ᵀ δ``, too. ``down`` maps changes dδ of these errors
+to
 
     φ'ᵀ dδ + (φ'' δ) dz.
 
@@ -500,7 +501,8 @@ class ChainLinearization(Linearized):
         J is the Jacobian of :attr:`value`, the gradients and observed numbers, by the images.
         """
         self.products += 1
-        # for each step of the chain, the change of a layer's patches or of a nonlinearity's inputs
+        # ``moved`` has an entry for each step of the chain: the change of a layer's patches, or the
+        # change of the inputs of an activation or a pooling.
         moved: list[Tensor] = []
         values = below(direction)
         for step in self._at:

@@ -173,10 +173,10 @@ class DenseGaussNewton(OneByOne):
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> tuple[Batch | None, str]:
-        """Return the batch that the attack ``ahead`` finds, and words on where the first start is.
+        """Return the batch that the attack ``ahead`` finds, and a text on the first start's source.
 
         The batch is ``None`` if there is no such attack, if it refuses, or for a single sample. The
-        words, for the result's ``stats``, then say that the attack takes its own start, and why the
+        text, for the result's ``stats``, then says that the attack takes its own start, and why the
         other attack refused.
         """
         if self.ahead is None or problem.num_samples == 1:
@@ -235,8 +235,8 @@ class _Equations:
     def of(cls, problem: Problem, model: Jacobian, model_error: float) -> "_Equations":
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
-        # With less noise than ten times float32's, the rounding of a step's matrix would outweigh
-        # the prior.
+        # The noise is taken to be at least ten times the rounding of a float32 gradient. With less,
+        # the rounding of a step's matrix would outweigh the prior.
         noise = likelihood.noise.maximum(10.0 * Likelihood.of(gradients, None).noise)
         kept = likelihood.sums((likelihood.observed != 0).double())
         kept = torch.where(kept > 0, kept / likelihood.counts, 1.0)
@@ -351,11 +351,13 @@ class _Run:
             pulled = linear.pull((rows * dual)[: -model.size])
             return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
 
-        # Residuals within their bounds, and pixels within their range, have the derivative 0.
+        # Products leave out (``rows``) the residuals within their bounds and the pixels within
+        # their range, as their derivative is 0.
         here = Linearized(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
-        # A residual above 1e-4, in the norm of the preconditioner, would leave errors in the
-        # directions that the gradient hardly determines.
+        # Conjugate gradients run until the relative residual, in the norm of the preconditioner, is
+        # 1e-4. A larger one would leave errors in the directions that the gradient hardly
+        # determines.
         iterations = max(1, self.budget.affordable(self._limit, product))
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
@@ -373,7 +375,8 @@ class _Run:
             last, self._watch = self._watch.seconds, Stopwatch()
             self._longest = max(self._longest, last)
             self.taken += at.has_moved
-            # A fall of the objective by less than 1e-3 for each unknown leaves nothing to gain.
+            # The run ends if a step lowers the objective by less than 1e-3 for each unknown, as
+            # then little is left to gain.
             is_settled = at.fall < 1e-3 * self.equations.model.size and at.length in (0, 1)
             if is_settled or self.taken == attack.steps:
                 is_done = self.taken == attack.steps or misfit <= FITTED_MISFIT
@@ -390,7 +393,8 @@ class _Run:
             self.end = "" if misfit <= FITTED_MISFIT else STALL
             return True
         elif at.steps and allowed.left < (self._longest if self._factor.is_due else last):
-            # Another step does not fit into the budget, and other attacks can use the time.
+            # The run ends before a step that would not fit into the budget, as other attacks can
+            # use the time.
             self.end, self.is_stopped = "another step does not fit into the budget", True
         return self.is_stopped
 

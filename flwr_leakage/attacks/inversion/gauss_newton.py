@@ -280,8 +280,8 @@ class GaussNewton(OneByOne):
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
         """Return the equations to fit: those of ``rewriting``, or else the gradient.
 
-        ``model`` is the gradient as equations, and ``likelihood`` the observed one with its noise.
-        ``budget`` is the CPU time in which the other equations must be found.
+        ``model`` states the gradient as equations, and ``likelihood`` is the observed gradient with
+        its noise. ``budget`` is the CPU time in which ``rewriting`` must find its equations.
 
         Returns:
             The attack with the settings for these equations; the equations; their observed numbers
@@ -313,9 +313,9 @@ class GaussNewton(OneByOne):
     ) -> "tuple[_Model, int, int, int]":
         """Change one label after another as long as short runs of Gauss–Newton end at less energy.
 
-        Energy is −2 log posterior up to a constant. ``model`` is the gradient as equations, under
-        the inferred labels, and ``likelihood`` the observed one with its noise. Runs start at
-        coordinates (B, C, H, W); ``None`` for grey.
+        Energy is −2 log posterior up to a constant. ``model`` states the gradient as equations,
+        under the inferred labels. ``likelihood`` is the observed gradient with its noise. Runs
+        start at coordinates (B, C, H, W); ``None`` for grey.
 
         Returns:
             The equations under the best labels; the number of changes that were kept; and the
@@ -338,10 +338,13 @@ class GaussNewton(OneByOne):
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
             residual = (gradient[bias] - problem.gradient[bias]).flatten()
-            # If the last bias's residual is below 0.03 of a sample's share, no label is changed.
+            # A wrong label leaves a residual in the gradient of the last bias, of up to one
+            # sample's share of the mean. If the residual is below 0.03 of this share, no label is
+            # changed.
             if float(residual.abs().max()) * problem.num_samples < 0.03:
                 break
-            # Three changes are compared before the best is taken, as classes may be nearly tied.
+            # Up to three changes of a label are tried before the best is taken, as the residuals of
+            # several classes may be nearly equal.
             moves = label_moves(model.targets, residual, 3 + len(tried))
             moves = [targets for targets in moves if tuple(targets.tolist()) not in tried]
             rivals = []
@@ -478,7 +481,7 @@ class _Model:
 
     @property
     def groups(self) -> Groups:
-        """The groups of gradient entries with similar errors, such as those of one kernel."""
+        """The groups of gradient entries with errors of similar size, such as a kernel's."""
         return Groups.of(self.problem)
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:

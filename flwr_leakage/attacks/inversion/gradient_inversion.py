@@ -130,7 +130,8 @@ class GradientInversion:
     def _prepare(self, job: AttackJob, index: int) -> Rows:
         """Return the candidate batches with which the attack on observation ``index`` starts.
 
-        Each has its own inputs and order. There is one unless the order of the samples is searched.
+        There is one batch, or several with inputs and an order of their own if the order of the
+        samples is searched.
         """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))
@@ -191,7 +192,7 @@ class GradientInversion:
     def _solve_safely(
         self, chunk: list[Rows], report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the result of each observed update of a chunk.
+        """Return the result of each observed update of a chunk, some updates of equal shape.
 
         All are solved together. If this raises an error, each half is solved by itself, so that no
         update harms another. An update that raises an error alone has a result with that error.
@@ -233,7 +234,7 @@ class GradientInversion:
 
 
 def _reconstruction(rows: Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
-    """Return the reconstruction of one row, its samples in the order of their first local step.
+    """Return one row's candidate batch as a reconstruction, in the order of the first local steps.
 
     ``found`` holds the minimum that the optimizer found for each of the ``rows`` that were solved
     together. ``stats`` are further entries for the reconstruction's stats.

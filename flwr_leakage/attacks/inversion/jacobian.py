@@ -20,7 +20,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes for A (n, k), by timing a block."""
+    """Return an estimate of the CPU seconds of ``A Aᵀ``, by a timed block of A, ``rows`` (n, k)."""
     block, watch = rows[:512], Stopwatch()
     block @ block.T
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
@@ -111,7 +111,8 @@ class Jacobian:
         with torch.no_grad():
             whole = self.gradient(inputs)
             each = [self._of_sample(x[None], index) for index, x in enumerate(inputs)]
-        # A relative distance of up to 1e-10 is float64's rounding.
+        # The batch's gradient counts as the mean of its samples' gradients if both differ by
+        # float64's rounding only, a relative distance of up to 1e-10.
         return bool((torch.stack(each).mean(0) - whole).norm() <= 1e-10 * whole.norm())
 
     def _columns(
@@ -150,8 +151,8 @@ def calls_kinks(problem: Problem) -> bool:
     """Return whether a forward pass of a grey image calls functions that are known to have kinks.
 
     A kink is a point at which the derivative jumps. The functions are max pooling, and activations
-    with a kink between the least and the largest of their inputs, such as ReLU. The kinks of
-    hardswish at ±3 are mostly outside.
+    with a kink between the least and the largest of their inputs, such as ReLU. The inputs of
+    hardswish mostly lie between its kinks at ±3.
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(problem.like)
@@ -202,10 +203,12 @@ def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
         with torch.no_grad():
             logits = torch.stack([problem.logits(line) for line in lines])
         second = logits.diff(n=2, dim=1)
-        # Second differences below 1e-9 of the largest logit say nothing about kinks.
+        # Second differences below 1e-9 of the largest logit may be rounding, and say nothing about
+        # kinks. Then the longer line decides.
         if float(second.abs().max()) > 1e-9 * float(logits.abs().max()):
             fourth = second.diff(n=2, dim=1)
-            # A kink's second difference d gives fourth differences d, −2d and d, of six times its
-            # square. So kinks are found that hold a twelfth of the second differences' squares.
+            # A kink's second difference d gives fourth differences d, −2d and d, whose squares sum
+            # to 6 d². So the limit of 0.7², about a half, is exceeded if kinks make a twelfth of
+            # the sum of squared second differences.
             return float(fourth.square().mean()) > 0.7**2 * float(second.square().mean())
     return False

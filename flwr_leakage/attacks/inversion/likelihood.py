@@ -55,13 +55,13 @@ class Groups:
 
     @classmethod
     def of(cls, problem: Problem) -> "Groups":
-        """Return the groups of entries with similar errors, such as a kernel's, of all rounds."""
+        """Return the groups of gradient entries, of all rounds, with errors of similar size."""
         rounds = problem.rounds
         return cls([value.shape for posed in rounds for value in posed.gradient.values()])
 
     @property
     def counts(self) -> Tensor:
-        """(G,) the number of an update's entries in each of G groups with similar errors."""
+        """(G,) the number of entries in each of G groups, whose errors are of similar size."""
         sizes = torch.tensor([shape.numel() for shape in self.shapes])
         return (sizes // torch.tensor(self._numbers))[self.tensors]
 
@@ -71,7 +71,7 @@ class Groups:
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum (G,) of the values (P,) of an update's entries over each of G groups."""
+        """Return the sums (G,) of the values (P,) of an update's entries over groups of entries."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -83,7 +83,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values (P,) for the entries of an update, each that of its group among (G,)."""
+        """Return for each of P entries of an update the value of its group, from values (G,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -141,8 +141,8 @@ class Likelihood:
             float(piece.abs().masked_fill_(at, math.inf).min())
             for piece, at in zip(pieces, zeros, strict=True)
         ]
-        # If pruning left a tensor no nonzero entry, the threshold is one of the whole update. It is
-        # at most the smallest magnitude that any other tensor kept.
+        # If a tensor kept no nonzero entry, the whole update is taken to have one pruning
+        # threshold, which is at most the smallest magnitude that any tensor kept.
         smallest = min(tau for tau in kept if tau < math.inf)
         clipped = [at for each in gradients for at in clipped_entries(each).values()]
         most = _ANY * float(observed.abs().max())
@@ -159,7 +159,7 @@ class Likelihood:
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values (P,) for the entries of an update, each that of its tensor among (T,)."""
+        """Return for each of P entries of an update the value of its tensor, from values (T,)."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:
@@ -231,9 +231,9 @@ class Likelihood:
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 
         for ``q_t = m_t / σ_t²``. With D_t = P_t, that is ``P_t (log v_t + m_t / v_t)`` with v_t the
-        larger of m_t and σ_t². It also ranks candidates with misfits far above the noise. A large
-        tensor with few independent equations, such as the outer product of a linear layer, counts
-        by their number.
+        larger of m_t and σ_t². This energy also ranks candidates with misfits far above the noise.
+        A large tensor with few independent equations, such as the outer product of a linear layer,
+        counts by their number.
 
         An error of a candidate, such as units of one channel wrongly taken to be on, may move some
         groups of a tensor's entries by much and others by little. With ``groups`` of similar
@@ -296,7 +296,8 @@ def estimate_noise(problem: Problem) -> float | None:
     if any(bool(at.any()) for at in clipped_entries(problem.gradient).values()):
         return None
     observed = columns(problem.gradient)
-    # If no sample activates a unit, its whole column is zero; pruning makes parts of columns zero.
+    # The column of a unit that no sample activates is zero as a whole, and is left out. A column
+    # that is zero in part was pruned, so that its sum does not show the noise.
     zeros = (observed == 0).sum(0)
     if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None

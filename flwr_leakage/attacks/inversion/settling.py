@@ -87,7 +87,8 @@ class Settling:
             return start
         prior = model.prior
         point = prior.coordinates(start.inputs.float())
-        # The factor 40 was chosen on development draws; no results are kept.
+        # The first blur grows with the relative distance at which the run ended, the root of
+        # ``start.distance``. The factor 40 was chosen on development draws; no results are kept.
         first = min(max(40.0 * math.sqrt(start.distance), self.least), self.most)
         pace = _Pace(self, model.passes, budget)
         run = Doubts(
@@ -204,7 +205,7 @@ class Doubts:
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
             images = [self.prior.inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
-            # Widths must not be zero, as a blurred ReLU divides by them.
+            # Widths are kept above zero, as a blurred ReLU divides by them.
             widths = [(width * unit).clamp_min(1e-9) for unit in found]
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
         if self.is_over(at, self._last[0] if self._last else None):

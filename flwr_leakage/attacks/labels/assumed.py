@@ -56,12 +56,13 @@ class SignOfGradient:
         bias = find_last_bias(problem, scaled=True)
         if bias is not None:
             return idlg_label(problem.gradient[bias].flatten())
-        # Without a bias, the rows of ∂L/∂W are ``(softmax − onehot)_k h`` with the same features h.
+        # Without a bias, the label is read from ∂L/∂W. Its rows are ``(softmax − onehot)_k h`` with
+        # the same features h.
         weight = find_last_layer(problem).weight
         if weight not in problem.gradient_map.trained:
             raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
-        # The factor of rank one has the error with either sign. The error's entry of the true class
-        # is negative, and of all entries the largest in magnitude.
+        # The first left singular vector of ∂L/∂W is the error up to its sign. The entry of the true
+        # class is the largest in magnitude, and negative with the right sign.
         error = torch.linalg.svd(problem.gradient[weight], full_matrices=False).U[:, 0]
         return idlg_label(torch.where(error[error.abs().argmax()] > 0, -error, error))
 
@@ -84,7 +85,7 @@ class NearestGradient:
     draws: int = 8
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Return the label (1,) of the one sample.
+        """Return the label (1,) of the one sample, by comparing its update with other gradients.
 
         Raises:
             ValueError: the update stems from several samples.

@@ -17,10 +17,10 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 HIDDEN = 1 / 30
-"""Largest ratio of two singular values of the last layer's gradient, the first one that rounding
-causes and the last one that samples cause, at which its columns count as spanning the samples'
-errors. With parameters in single precision the ratio was up to 1e-3 on batches of four of trained
-networks; no results are kept."""
+"""Largest ratio s_{B+1} / s_B of singular values of the last layer's gradient at which its columns
+count as spanning the errors of B samples. Without rounding, s_{B+1} would be zero. With parameters
+in single precision the ratio was up to 1e-3 on batches of four of trained networks; no results are
+kept."""
 
 NEGATIVE = 1e-3
 """Size up to which a negative entry of a sample's error counts as zero. The error is the derivative
@@ -28,9 +28,9 @@ of the loss by the logits, scaled to −1 at the sample's class."""
 
 CHANCE = 0.75
 """Largest probability that :func:`possible_classes` marks a class without samples as possible, at
-which each possible class is given a sample. For 10 classes, 6 samples have a lower one. With 8
-samples, which have 98 %, fewer labels were right with this rule than without it (four trained
-networks, development images; no results are kept)."""
+which each possible class is given a sample. With 10 classes, the probability is just below 0.75 for
+6 samples, and 0.98 for 8. For 8 samples, fewer labels were right with this rule than without it
+(four trained networks, development images; no results are kept)."""
 
 EXPLAINED = 0.25
 """Relative residual of the last bias's gradient up to which whole class counts explain it. If all
@@ -80,7 +80,8 @@ def class_counts(
     is_explained = bool(missed <= EXPLAINED * num_samples * bias_gradient.double().norm())
     expected = expected.clamp_min(0)
     if weights is not None:
-        # A class of weight 0 has no part in the update.
+        # The count of a class of weight 0 is taken as zero, as its samples have no part in the
+        # update.
         expected = torch.where(weights > 0, expected / weights.double().clamp_min(1e-30), 0.0)
         expected = num_samples * expected / expected.sum().clamp_min(1e-30)
     if possible is not None:
@@ -132,7 +133,8 @@ def possible_classes(
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
     if num_samples >= min(count - 1, len(sizes)):
         return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
-    # Singular values after the first B, for B samples, come from rounding or noise.
+    # The first B singular values come from B samples, and the others from rounding or noise.
+    # ``share`` is the largest of these others, divided by the smallest of the B.
     share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
     if not share <= HIDDEN:
         return everything
@@ -140,8 +142,8 @@ def possible_classes(
     found = everything.clone()
     for own in range(count):
         others = np.arange(count) != own
-        # The largest t is sought for which a vector of the span has −1 at this class and ≥ t
-        # elsewhere.
+        # A linear program finds the largest t for which a vector of the span is −1 at this class
+        # and ≥ t elsewhere. The class is possible if t is not negative, up to the tolerance.
         answer = linprog(
             np.append(np.zeros(num_samples), -1.0),
             A_ub=np.column_stack([-basis[others], np.ones(count - 1)]), b_ub=np.zeros(count - 1),

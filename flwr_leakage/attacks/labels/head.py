@@ -39,8 +39,9 @@ STEPS = 40
 and find no more samples."""
 
 SPREAD = 3.0
-"""Standard deviation that random starts of the search have in the logits, along each direction in
-which features can move the logits (chosen on development draws; no results are kept)."""
+"""Standard deviation that random starts of the search for a sample have in the logits, along each
+direction in which features can move the logits (chosen on development draws; no results are
+kept)."""
 
 LARGEST_MISFIT = 1e-3
 """Largest share of a sample's error outside the span of the columns of the last layer's gradient at
@@ -119,10 +120,10 @@ class HeadSamples:
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
-    The gradient is ``U [R, β]``. The columns of U span the errors of all samples, the derivatives
-    of the loss by the logits, and the rows of R their features, the layer's inputs. A returned
-    sample has features t R and an error U q, with its dual t (b,) and coordinates q (b,). Up to
-    rounding and noise, its features and label predict its error, and t·q = 1.
+    The gradient is ``U [R, β]``, of rank b. The columns of U span the errors of all samples, the
+    derivatives of the loss by the logits, and the rows of R their features, the layer's inputs. A
+    returned sample has features t R and an error U q, with its dual t (b,) and coordinates q (b,).
+    Up to rounding and noise, its features and label predict its error, and t·q = 1.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its
@@ -268,8 +269,9 @@ class _Equations:
     ) -> "_Equations":
         """Return the equations for the samples behind a last layer's gradient.
 
-        Their unknowns are a sample's dual, the coefficients of its features in the rows of R, from
-        the factors ``U [R, β]`` of the gradient, which ``factor`` holds. ``matrix`` is the layer's
+        Their unknowns are a sample's dual t, with which its features are ``t R``. ``factor`` holds
+        the factors ``U [R, β]`` of the gradient. The equations say that the sample's error, the
+        derivative of the loss by its logits, lies in the span of U. ``matrix`` is the layer's
         weight W (K, F) and ``offset`` its bias (K,). ``targets`` is τ of :func:`error_targets`.
         """
         origin = factor.bias / factor.bias.square().sum()

@@ -28,13 +28,13 @@ on two kinds and tested on the third. Its error on dummies of another kind is ta
 private samples. The values were chosen on development draws; no results are kept."""
 
 DUMMIES = 240
-"""Number of dummy images of each kind, over all classes; there are at least two of each class. The
-value bounds the cost of making them."""
+"""Number of dummy images of each of the :data:`KINDS`, over all classes; there are at least two of
+each class. The value bounds the cost of making them."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
-"""Number of samples that all steps of a rehearsal take together, and its smallest and largest
-mini-batch. A long training is repeated with as many steps of smaller mini-batches. The values bound
-the cost."""
+"""Number of samples that all steps of a rehearsal (a training on dummies) take together, and its
+smallest and largest mini-batch. If the training has many steps, the mini-batches are smaller. The
+values bound the cost."""
 
 MAX_STEPS = 256
 """Largest number of steps of a rehearsal, which repeats local training on dummy images. There must
@@ -45,9 +45,9 @@ REPLAYED_STEPS = 100
 times for each rehearsal, a repetition of the training on dummies."""
 
 CONCENTRATION = 0.5
-"""The concentration of the symmetric Dirichlet law from which rehearsals draw their class
-frequencies. The value makes clients skewed, as in experiments on label skew; no results for other
-values are kept."""
+"""The concentration of the symmetric Dirichlet law from which rehearsals (trainings on dummies)
+draw their class frequencies. The value makes clients skewed, as in experiments on label skew; no
+results for other values are kept."""
 
 NOISE_DRAWS = 2
 """Number of draws of noise that are added to the update of each rehearsal, as it is and scaled to
@@ -129,7 +129,8 @@ class LabelEstimate:
     Attributes:
         counts: (K,) number of the client's samples in each class, which sum to the client's total.
         expected_right: share of labels, repeated ones included, that the method had right in
-            rehearsals, on average. The method was calibrated on other kinds of dummies.
+            rehearsals (trainings on dummies with known labels), on average. The method was
+            calibrated on other kinds of dummies.
         least_right: the smallest such share among the rehearsals.
         uniform_right: the average share that equal counts for all classes had right in the same
             rehearsals.
@@ -167,8 +168,8 @@ class _Rehearsed:
         delta: the update that the training gave; empty if it is not kept.
         shift: the change of the classifier's outputs by that training.
         truth: (K,) the frequencies of the dummies' classes.
-        replayed: share of labels that a replay of the last layer has right; ``None`` if it does not
-            apply.
+        replayed: share of labels that a replay of the last layer infers rightly; ``None`` if the
+            replay does not apply.
     """
 
     kind: int
@@ -348,10 +349,10 @@ def _noise_share(matrix: Tensor) -> float:
 
 
 def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
-    """Return the share of labels that a last layer's replay has right; ``None`` if it is refused.
+    """Return the share of a rehearsal's labels that a replay of the last layer infers rightly.
 
-    The replay is that of a rehearsal, a training on dummies of ``steps`` steps, with the update
-    ``delta`` and class frequencies ``truth`` (K,).
+    The rehearsal is a training on dummies of ``steps`` steps, with the update ``delta`` and class
+    frequencies ``truth`` (K,). The result is ``None`` if the replay refuses it.
     """
     gradient = scale(delta, -1 / problem.schedule.learning_rate)
     posed = replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
@@ -368,13 +369,13 @@ def rehearse(
     seed: int = 0,
     max_seconds: float | None = None,
 ) -> Rehearsals:
-    """Repeat a client's local training on dummies with known labels, to calibrate class counts.
+    """Return rehearsals, which repeat a client's local training on dummies with known labels.
 
-    Dummies are draws of a Gaussian prior of images, moved along the gradient of their class's
-    probability. So the network's outputs for them are about those for samples of their class, and
-    no image is needed. Each rehearsal draws class frequencies, and trains from the parameters that
-    the client received, with its optimizer and about its number of steps. The change of the
-    classifier is kept.
+    They calibrate estimates of the client's class counts. Dummies are draws of a Gaussian prior of
+    images, moved along the gradient of their class's probability. So the network's outputs for them
+    are about those for samples of their class, and no image is needed. Each rehearsal draws class
+    frequencies, and trains from the parameters that the client received, with its optimizer and
+    about its number of steps. The change of the classifier is kept.
 
     Args:
         problem: the problem of an update of the client. The client's training is repeated; the

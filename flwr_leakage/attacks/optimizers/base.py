@@ -109,7 +109,7 @@ class FirstValues:
         self.values = [math.nan] * count
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values (A,) and gradients (A, D) at points (A, D), and record first values.
+        """Return values (A,) and gradients (A, D) at points (A, D); record each row's first value.
 
         ``rows`` (A,) are the numbers of the rows that the points belong to.
         """

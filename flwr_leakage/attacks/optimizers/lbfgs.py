@@ -91,7 +91,7 @@ class LBFGS:
         return (values <= self.tolerance) | flat
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
-        """Update the line search of every unfinished row by its trial point.
+        """Update the line search of each of A unfinished rows by its trial point.
 
         The result (A,) is true for rows that are finished. The state ``s`` is changed in place.
         ``f`` (A,) and ``g`` (A, D) are values and gradients at the trial points.
@@ -108,10 +108,12 @@ class LBFGS:
         wolfe = ~fails & (slope.abs() <= -CURVATURE * s.slope)
         accept = wolfe.clone()
 
-        # During bracketing (algorithm 3.5), `low` is the previous trial.
+        # While a row brackets a minimum (Nocedal and Wright, algorithm 3.5), `low` is the previous
+        # trial.
         bracketing = ~s.zooming & ~accept
         turned = bracketing & ~fails & (slope >= 0)
-        # During zooming (algorithm 3.6), a better trial becomes `low`, and `high` is the other end.
+        # While a row zooms into its bracket (algorithm 3.6), a trial with a lower objective becomes
+        # `low`, and `high` is the other end of the bracket.
         improves = s.zooming & ~fails & ~accept
         flips = improves & (slope * (s.high_t - s.low_t) >= 0)
         low_becomes_high = turned | flips
@@ -151,9 +153,11 @@ class _State:
     """The state of L-BFGS for A unfinished rows, each an objective of D variables.
 
     ``x``, ``f``, ``g`` and ``d`` are the points, objectives, gradients and search directions; ``t``
-    are the trial step lengths. The names with ``low`` and ``high`` belong to the ends of the
-    bracket of the line search. A pair is a past step with its change of the gradient; m pairs are
-    kept for each row.
+    are the trial step lengths. ``slope`` is the objective's derivative along ``d``. ``steps``
+    counts accepted steps, ``searched`` the trials of the present line search, and ``stalled``
+    successive steps that lower the objective too little. The names with ``low`` and ``high`` belong
+    to the ends of the bracket of the line search. A pair is a past step with its change of the
+    gradient; m pairs are kept for each row.
     """
 
     rows: Tensor
@@ -175,8 +179,8 @@ class _State:
     high_t: Tensor
     high_f: Tensor
     high_slope: Tensor
-    pairs: Tensor  # the number of valid pairs of each row
-    next_pair: Tensor  # the index at which the next pair is written
+    pairs: Tensor  # (A,) the number of valid pairs of each row
+    next_pair: Tensor  # (A,) the index at which the next pair is written
     s: Tensor  # steps s of the pairs, (A, m, D)
     y: Tensor  # changes y of the gradient in these steps, (A, m, D)
     sy: Tensor  # products ⟨s_i, y_j⟩ of the pairs, (A, m, m)
@@ -290,8 +294,9 @@ sy=x.new_zeros(len(rows), history, history),
     def restart(self, failed: Tensor) -> Tensor:
         """Delete the history of rows whose line search failed, and let them search downhill.
 
-        They search along the negative gradient. If such a search has failed, the row is finished,
-        which the result (A,) tells. ``failed`` (A,) is true for rows whose line search failed.
+        They search along the negative gradient. ``failed`` (A,) is true for rows whose line search
+        failed. The result (A,) is true for those among them that searched downhill already: they
+        are finished.
         """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]

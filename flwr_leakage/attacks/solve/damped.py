@@ -12,9 +12,9 @@ from flwr_leakage.attacks.solve.posterior import Kept, Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
 MANY_ITERATIONS, MOST_ITERATIONS = 40, 60
-"""Two numbers of iterations of conjugate gradients in one linear system. After more than the first,
-the normal matrix is computed anew for the next step. The second is the largest; if it is taken, the
-matrix is computed anew for the same step, which costs as much as about 60 iterations."""
+"""Two numbers of iterations of conjugate gradients in one linear system of damped Gauss–Newton.
+After more than 40, the preconditioner is computed anew for the next step. At most 60 are taken:
+then it is computed anew for the same step, which costs as much as about 60 iterations."""
 
 LEAST_SHIFT = 1e-5
 """Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of its

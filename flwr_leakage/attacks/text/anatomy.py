@@ -62,7 +62,7 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Whether the span holds almost every vector, so that it excludes no token.
+        """Whether the span of a layer's inputs holds almost every vector, and excludes no token.
 
         It may lack up to three directions: LayerNorm makes the mean of a vector zero, so that even
         all its outputs do not span the whole space.
@@ -84,7 +84,7 @@ class Span:
         return torch.linalg.qr(self.outside(drawn.to(self.basis)).T).Q.T
 
     def distance(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
-        """Return ``‖z − P z‖ / ‖z‖`` for each vector z, where P projects on the span.
+        """Return ``‖z − P z‖ / ‖z‖`` for each vector z; P projects on the span of a layer's inputs.
 
         It is 0 inside of the span, and 1 for vectors orthogonal to it.
         """
@@ -107,7 +107,7 @@ class Site:
     is_live: bool
 
     def span(self, problem: Problem, most: int) -> Span:
-        """Return the span of the vectors, at most ``most``, that these layers took.
+        """Return the span of the vectors, at most ``most``, that the layers of this group took.
 
         It is read from the layers' gradients.
         """

@@ -347,11 +347,11 @@ class _Head:
         return cls(weight, outputs.softmax(-1), torch.linalg.pinv(features, rtol=1e-9))
 
     def errors(self, problem: Problem, gradient: Tensor, total: int, rows: Tensor) -> Tensor:
-        """Return the errors p − y (R, K) of predictions, by their indices ``rows`` among the N.
+        """Return the errors p − y (R, K) of R of the last layer's N predictions, given by ``rows``.
 
-        ``gradient`` (K, n) is the observed one of the layer's weight, or some of its rows. The loss
-        is a mean over ``total`` predictions. The weight of a local step in the update, which
-        ``problem`` tells, is divided out.
+        ``gradient`` (K, n) is the observed gradient by the layer's weight, or some rows of it. The
+        loss is a mean over ``total`` predictions. The result is divided by the weight of a local
+        step in the update, which ``problem`` holds.
         """
         return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 
@@ -417,7 +417,7 @@ def _with_last_tokens(
         own = like.replay(Batch(ids, ids))
         left = (gradient - own[head.weight])[hidden]
         errors = last.errors(problem, left, len(at), ends)
-        # All tokens that are not hidden are sure already.
+        # Only hidden tokens are sought, as a last token that is not hidden is sure already.
         best = ((chosen[:, None] == hidden).to(errors) - errors).max(1)
         before, chosen = chosen, torch.where(sure, chosen, hidden[best.indices])
         if torch.equal(before, chosen):

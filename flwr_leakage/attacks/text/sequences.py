@@ -46,9 +46,9 @@ its states, the last layers have no exact span, as all tokens of a text have alm
 there."""
 
 PROBES = 48
-"""Number of directions orthogonal to a span by which most vectors are rejected quickly. No vector
-near the span is rejected, as its part in these directions is at most its distance. No results for
-other numbers are kept."""
+"""Number of directions orthogonal to the span of a layer's inputs, by which most vectors are
+rejected quickly. No vector near the span is rejected, as its part in these directions is at most
+its distance. No results for other numbers are kept."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,11 @@ class Spans:
 def token_inputs(
     problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"]
 ) -> Float[Tensor, "U T n"]:
-    """Return the inputs of a layer for each token, given by its id, at each position.
+    """Return the inputs of the layers of ``site`` for each of U token ids at each of T positions.
 
-    They come from passes of texts that repeat one token. The inputs of the layers of ``site`` must
-    depend on nothing but the token and its position.
+    ``anatomy`` holds the model's tables and layers. The inputs come from passes of texts that each
+    repeat one token. So they are right only if they depend on nothing but the token and its
+    position.
     """
     length = problem.spec.shape[0]
     parts = [
@@ -177,7 +178,8 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
     """
     length, kept = spans.inputs.shape[1], spans.problem.num_samples
-    # Distances of right texts are a thousandth of NEAR, so that single precision suffices.
+    # Single precision suffices to compare distances with NEAR, as those of right texts are a
+    # thousandth of it.
     parts = [part.float() for part in spans.attention.split(spans.inputs)]
     mixed = Span(spans.mixed.basis.float())
     probes, limit = mixed.probes(PROBES), max(NEAR, spans.mixed.error)
@@ -248,14 +250,14 @@ class Relaxation:
     """A search for the texts of an encoder's batch by gradient descent, one text after another.
 
     Let j count all pairs of a token and a position, with key k_j and value v_j. The first
-    attention's output at pair i, with query q_i, is a mean over the text,
-    ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y_j is 1 if the token
-    stands at the position, and else 0. The search relaxes y to shares that sum to 1 at each
-    position. The layer that takes the outputs has a gradient whose row space holds the true ones.
-    Adam minimises the part of the outputs outside of it. In this objective only the output at the
-    likeliest token of each position counts, by that token's share. Every mixture of several texts
-    would nearly solve this. So one token that occurs once in the batch, the *anchor*, is fixed at
-    its position, and only its own text solves it. One token after another is taken as the anchor.
+    attention's output at pair i, with query q_i, is a mean over the text, ``Σ_j y_j w_ij v_j / Σ_j
+    y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y_j is 1 if the token stands at the position, and
+    else 0. The search relaxes y to shares that sum to 1 at each position. The layer that takes the
+    outputs has a gradient whose row space holds the true ones. Adam minimises the part of the
+    outputs outside of it. In this objective only the output at the likeliest token of each position
+    counts, by that token's share. Every mixture of several texts would nearly minimise it. So one
+    token that occurs once in the batch, the *anchor*, is fixed at its position, and only its own
+    text is a minimum. One token after another is taken as the anchor.
 
     Attributes:
         iterations: number of steps of Adam for each anchor.
@@ -284,14 +286,16 @@ class Relaxation:
         used = torch.zeros_like(spans.allowed)
         anchors = _anchors(spans.allowed, weights)[: self.anchors * count]
         while anchors and not budget.is_spent and len(found) < count:
-            # A token that is in no text found so far must be in one of the texts that are left.
+            # The next anchor is a token of no text found so far, as it must be in one of the texts
+            # left.
             covered = used.any(1)
             first = next((n for n, (token, _) in enumerate(anchors) if not covered[token]), 0)
             token, place = anchors.pop(first)
             if used[token, place]:
                 continue
             # The texts that are left have at least as many tokens as the span has dimensions beyond
-            # the number of tokens found. If that is as many as fit, none of them is padded.
+            # the number of tokens found. If that is the number of their positions, none of these
+            # texts is padded.
             left = len(spans.mixed.basis) - sum(len(text) for text in found)
             may_end = spans.problem.spec.padding is not None
             may_end &= left < (count - len(found)) * len(start)

@@ -126,11 +126,13 @@ def placed_tokens(
     rest, left = torch.arange(len(places)), torch.arange(len(words))
     sizes = places.norm(dim=1)
     while len(rest) and len(left):
-        # Rows have unit length here, as least squares would mix short rows into the others.
+        # The positions' rows are divided by their lengths, as least squares would otherwise mix
+        # short rows into the others.
         solved = words[left] @ torch.linalg.pinv(places[rest] / sizes[rest, None]) / sizes[rest]
         found = solved.max(0)
         sums = torch.zeros_like(words[left]).index_add_(0, found.indices, places[rest])
-        # The sum of k rows and the token's own row have k + 1 times the noise of one row.
+        # A token's own row minus the sum of the k rows of its positions has k + 1 times the noise
+        # variance of one row.
         terms = 1 + found.indices.bincount(minlength=len(left))
         rough = 1.5 * noise * (terms * words.shape[1]).sqrt()
         placed = (sums - words[left]).norm(dim=1) < 1e-4 * words[left].norm(dim=1) + rough
@@ -195,19 +197,20 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
     of 16 tokens, and 34 by least squares.
     """
     covariance = words.T @ words + places.T @ places
-    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no results are kept.
+    # A share of the covariance's mean diagonal is added, so that it can be inverted. Between shares
+    # of 1e-6 and 1e-2 the results hardly differed on development draws; none are kept.
     scale = 0.01 * covariance.diagonal().mean()
     filters = torch.linalg.solve(covariance + scale * torch.eye(len(covariance)).to(words), words.T)
     return places @ filters / (words.T * filters).sum(0)
 
 
 ROWS = 48
-"""Number of the strongest singular directions of a layer's gradient that the tokens must explain.
-The value was chosen on development draws; no results are kept."""
+"""Number of the strongest singular directions of a layer's gradient that the tokens found must
+explain. The value was chosen on development draws; no results are kept."""
 
 EXACT = 1e-4
-"""Relative residual at which the tokens explain a gradient without noise: ten times the largest
-error of a float32 gradient."""
+"""Relative residual at which the tokens found explain a gradient without noise: ten times the
+largest error of a float32 gradient."""
 
 FALL = 3.0
 """Least ratio of the part of a gradient that the last token of the batch explains to the part that
@@ -216,8 +219,8 @@ was 6 to 600, and less than 2 between tokens that occur (development draws, widt
 tokens)."""
 
 BEYOND = 8
-"""Number of further tokens that are tried, to show how much a token explains that does not
-occur."""
+"""Number of tokens that are tried beyond the largest number that may occur. They show how much a
+token explains that does not occur. Each costs one more step of the pursuit."""
 
 
 def atoms(
@@ -300,8 +303,8 @@ def pursue(
     if not falls or max(falls) < FALL:
         raise ValueError(f"{len(chosen)} tokens do not explain the first layer's gradient.")
     count = 2 + falls.index(max(falls))
-    # The squared residual rises by ``adds`` if a token is left out. A token that was chosen in
-    # error lowers nothing.
+    # The squared residual would rise by ``adds`` if one token were left out. A token that was
+    # chosen in error would hardly raise it, and is dropped.
     inverse = torch.linalg.pinv(words[chosen[:count]])
     adds = (whole @ inverse).square().sum(0) / inverse.square().sum(0)
     kept = adds > 2 * max(*gains[count:], least)

@@ -23,8 +23,8 @@ from flwr_leakage.attacks.whole_batch.sharp import Edges, Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
 LARGEST_FEATURE_ERROR = 1e-2
-"""Largest standard deviation of known features' errors, relative to the features. The value was
-chosen on development draws; no results are kept."""
+"""Largest relative error (standard deviation) of a layer's recovered inputs at which images are
+sought. The value was chosen on development draws; no results are kept."""
 
 SMOOTH_FACTOR = 0.2
 """Ratio of the prior's weight in a Gauss–Newton step to that in the step before, on networks

@@ -126,11 +126,12 @@ class KnownErrors:
         problem: the problem in double precision.
         passed: the pass to the layer, measured on draws of the prior.
         known: the features h (B, n), with bounds of those that pruning hides. A ReLU unit of
-            unknown state follows the candidate images; if only noise hides its state, it is off at
-            wide blurs.
+            unknown state is on or off as the candidate images make it. If only noise hides its
+            state, it is off at wide blurs.
         errors: (B, n) the derivatives δ of the loss by the features, zero where the ReLU is off.
         noise_std: standard deviation of every known feature, > 0.
-        opened: whether units of unknown state follow the candidate at any blur.
+        opened: whether the candidate images decide about units that noise hides at any blur, not
+            only at narrow ones.
     """
 
     problem: Problem
@@ -206,7 +207,7 @@ class KnownErrors:
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations whose errors are similar; every feature is a group of its own."""
+        """The groups of equations with errors of similar size; each feature is a group itself."""
         shapes = [self.problem.params[name].shape for name in self.passed.names]
         return Groups([*shapes, torch.Size((self.errors.numel(),))])
 
@@ -229,7 +230,7 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and max pooling before a linear layer, and the layer's.
+        """Return the inputs of every ReLU and max pooling before a linear layer, and of the layer.
 
         There is one tensor for each call, in their order, for images (B, C, H, W). The last one
         holds the layer's inputs (B, n) before the ReLU that is left out.
@@ -299,9 +300,9 @@ class KnownErrors:
     def _mask(self, blur: float) -> Mask:
         """Return which units of the ReLU before a linear layer count as on, off or unknown.
 
-        A unit of unknown state follows the candidate images. If noise alone hides its state, it
-        does so once the blur is at most 0.3, in units of the spread of the ReLU's inputs. At wider
-        blurs it counts as off, which is nearer to the truth for such units.
+        A unit of unknown state is on or off as the candidate images make it. If noise alone hides
+        its state, this holds once the blur is at most 0.3, in units of the spread of the ReLU's
+        inputs. At wider blurs such a unit counts as off, which is nearer to the truth.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:
@@ -319,13 +320,13 @@ class KnownErrors:
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the numbers that images (B, C, H, W) predict for the equations, in flat parts.
+        """Return the numbers that images (B, C, H, W) predict for the equations, as flat tensors.
 
-        The equations set them equal to the observed ones. They are the gradient of each parameter
-        before a linear layer whose inputs were recovered, and last these inputs, the features. They
-        are differentiable if the images require a gradient. ReLUs and max poolings are averaged
-        over noise of ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is
-        in float64.
+        The equations set these numbers equal to the observed ones. The first tensors are the
+        gradients by each parameter before a linear layer whose inputs were recovered. The last one
+        holds these inputs, the features. All are differentiable if the images require a gradient.
+        ReLUs and max poolings are averaged over noise of ``blur`` times the spread of their inputs;
+        0 for none. If ``precise``, all is in float64.
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
@@ -354,9 +355,10 @@ class KnownErrors:
         return found if follows else [each.detach() for each in found]
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
-        """Return the standard deviation (B, n) of the left-out ReLU's blur; ``None`` for no blur.
+        """Return the deviation (B, n) of the noise that blurs the left-out ReLU, or ``None``.
 
-        ``blur`` is its width in units of the spread of the ReLU's inputs (B, n).
+        ``blur`` is the noise's size in units of the spread of the ReLU's inputs, ``outputs`` (B,
+        n); 0 for none. The ReLU stands before a linear layer.
         """
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
@@ -412,8 +414,9 @@ class Passed:
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()
-        # Images of three times a draw's deviations, not clamped: a model that clamps its inputs is
-        # no chain for candidates beyond the range of pixels.
+        # The pass is tested as a chain on images of three times a draw's deviations, which are not
+        # clamped. A model that clamps its inputs is no chain for candidates beyond the range of
+        # pixels.
         far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         if problem.gradient_map.held:

@@ -76,10 +76,10 @@ class LocalSteps(KnownErrors):
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return a list of one tensor (P,): the numbers that an image (1, C, H, W) predicts.
 
-        The equations set them equal to the observed ones. They are the gradients of all parameters
-        before a linear layer, summed over the local steps, and then the first step's features, the
-        inputs of that layer. Their derivative by the image is that of the first step's term and of
-        the later terms that are not taken as constants; it exists if the image requires a gradient.
+        The equations set these numbers equal to the observed ones. The numbers are the gradients of
+        all parameters before a linear layer, summed over the local steps, and then the first step's
+        features, the inputs of that layer. If the image requires a gradient, the numbers have the
+        derivative of the first step's term and of the later terms that are not taken as constants.
         ReLUs and max poolings are averaged over noise of ``blur`` times the spread of their inputs;
         0 for none. If ``precise``, the pass is in double precision.
         """
@@ -342,11 +342,13 @@ def _behind(
     with_one = torch.cat([features, features.new_ones(1)])
     left = ((seen - error[:, None] * with_one).abs() - bounds).clamp_min(0)
     noise = float(variances[bounds == 0].sum().sqrt())
-    # A relative residual of up to 1e-3 may be rounding on the client's side.
+    # The residual that an outer product leaves may be noise, or the client's rounding, up to 1e-3
+    # of the gradient. A larger one shows that the gradient is not that of one sample.
     if not float(left.norm()) <= max(1e-3 * float(seen.norm()), SIGNIFICANT_DEVIATIONS * noise):
         raise ValueError(f"the gradient of {layer.weight} is not that of one sample.")
     passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec), True)
-    # If pruning removed a whole column, the row with the largest error bounds its feature best.
+    # If pruning removed a feature's whole column, each row bounds the feature by the pruning
+    # threshold over its error. The row with the largest error gives the lowest bound.
     largest = int(error.abs().argmax())
     below = torch.where(
         (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
@@ -355,8 +357,8 @@ def _behind(
     on = features > limits
     if not bool(on.any()):
         raise ValueError(f"no feature at {layer.weight} stands out.")
-    # If active units lie between the limit and its double, about as many lie below the limit. So no
-    # unit below it then counts as off.
+    # A feature above its limit counts as on. If features lie between the limit and its double,
+    # about as many features of active units lie below the limit. Then no unit counts as off.
     near = bool((on & (features < 2 * limits.max())).any())
     off = torch.zeros_like(on) if near else ~on
     told = on | (~off & (below == 0))

@@ -76,8 +76,8 @@ class Sharpening:
     """
 
     before: ClassVar[float] = 1.0
-    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these
-    steps follow it."""
+    """The share of its limit of Jacobian products that a run of Gauss–Newton may take before
+    sharpening steps."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -124,7 +124,7 @@ class Sharpening:
             found = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
             if found < least:
                 best, least = here, found
-            # At a relative squared distance of 1e-13 only rounding is left.
+            # The steps end at a relative squared distance of 1e-13, as only rounding is left there.
             return least <= 1e-13 or at.steps == self.steps or budget.is_spent
 
         def solvers(
@@ -135,7 +135,8 @@ class Sharpening:
             if matrix is None:
                 return None
             matrix.diagonal().add_(1)
-            # Single precision resolves nothing below 2e-7 of the largest entry.
+            # 2e-7 of the largest entry is added to the diagonal, as single precision resolves
+            # nothing below.
             factor, _ = cholesky(matrix, 2e-7 * float(matrix.diagonal().max()))
             step = Solver(SYSTEM_ITERATIONS, 1e-2, partial(cholesky_solve, factor))
             # A draw needs a tight tolerance. The equations determine most of its right side, and
@@ -147,7 +148,8 @@ class Sharpening:
             prior,
             likelihood,
             # Images are smoother than the prior, so that the first blur, in posterior deviations,
-            # is below 1. The blurs fall with each step, so that none is left even if doubts remain.
+            # is below 1. The blur falls with each step and ends near zero, even if the states of
+            # some ReLUs remain in doubt.
             widths=[0.4 * 0.85**step for step in range(self.steps - 1)],
             variances=lambda residual: variances(likelihood, residual, groups),
             solvers=solvers,
@@ -264,8 +266,8 @@ class Edges:
     """
 
     before: ClassVar[float] = 0.5
-    """The share of its limit of products with the Jacobian that Gauss–Newton may take if these
-    steps follow it."""
+    """The share of its limit of Jacobian products that a run of Gauss–Newton may take before steps
+    with a prior of edges."""
 
     steps: int = 14
 
@@ -359,7 +361,8 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
         field = _field(prior, coordinates)
         height, width = field.shape[-2:]
         down, right = (weights * slope for slope in _slopes(field))
-        # Slopes are zero in the last row and column, so that zeros enter at the opposite border.
+        # ``roll`` moves the last row and column to the opposite border, where they add nothing:
+        # slopes are zero there.
         field = field + height / math.pi * (down.roll(1, -2) - down)
         field = field + width / math.pi * (right.roll(1, -1) - right)
         return _shares(prior) * (prior.rows @ field @ prior.columns.T)

@@ -31,11 +31,12 @@ from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
 """The falling noise that successive stages of the search for local steps' errors assume, in units
-of the true noise. Its steps are large."""
+of the true noise. Its steps are large, for fast searches that are tried first."""
 
 FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
 """The falling noise that successive stages of the search for local steps' errors assume, in units
-of the true noise. Its steps are small."""
+of the true noise. Its steps are small, for a slow search after those with :data:`COARSE_STAGES`
+failed."""
 
 LATE_STAGES = (30.0, 1.0)
 """The falling noise that successive stages of the search for local steps' errors assume, in units
@@ -59,9 +60,10 @@ different minima, and only the right one explains the observed update. On 160 up
 steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
-"""Standard deviation that the search allows between a step's errors and those that its features
-give by the softmax. The unit is the noise of an entry of the last layer's change, relative to the
-root mean square of its entries. The value was chosen on development draws; no results are kept."""
+"""Standard deviation that the search for local steps' errors allows between a step's errors and
+those that its features give by the softmax. The unit is the noise of an entry of the last layer's
+change, relative to the root mean square of its entries. The value was chosen on development draws;
+no results are kept."""
 
 SOLVED_MISFIT = 4.0
 """Largest misfit (:attr:`_Mixture.misfit`) of a guess of the local steps' errors and features at
@@ -125,7 +127,8 @@ def separate_steps(
     if not bool(live.any()):
         raise ValueError("the last layer's weight did not move.")
     told = observed[:, torch.cat([live, live.new_ones(1)])]
-    # Noise alone has this largest singular value (Davidson, Szarek 2001).
+    # This is about the largest singular value of noise alone (Davidson, Szarek 2001). Only singular
+    # values above it count as signal.
     most = noise * (len(told) ** 0.5 + told.shape[1] ** 0.5)
     rank = int((torch.linalg.svdvals(told) > most).sum())
     best: _Mixture | None = None
@@ -133,16 +136,16 @@ def separate_steps(
         sums = _Sums.of(told[:, :-1], told[:, -1], count, noise)
         if not sums.reach > 0:
             raise ValueError("the last bias's update does not tell the scale of the features.")
-        # Up to a relative noise of 3e-4, the right mixture explains the sums far better than others
-        # (chosen on development draws; no results are kept).
+        # A relative noise above 3e-4 is refused: only below do the right errors explain the sums
+        # over steps far better than others do (chosen on development draws; no results are kept).
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
         layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
         best = _better(best, _search(sums, layer, budget))
         if budget.is_spent or (best is not None and best.misfit <= SOLVED_MISFIT):
             break
-    # On development draws, the first step was right up to a misfit of 100, and only steps with
-    # small errors were mixed up. No results are kept.
+    # Results with a misfit above 100 are refused. On development draws, the first step was right up
+    # to this misfit, and only steps with small errors were mixed up. No results are kept.
     if best is None or not best.misfit <= 100.0:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     shape = len(best.features), len(live)
@@ -186,7 +189,7 @@ def _search(sums: "_Sums", layer: "_LastLayer", budget: Budget) -> "_Mixture | N
 
 
 def _better(best: "_Mixture | None", found: "_Mixture | None") -> "_Mixture | None":
-    """Return the mixture of less misfit; ``best`` if both have the same. ``None`` is no mixture."""
+    """Return the mixture (guess of the steps' errors) of less misfit; ``best`` in a draw."""
     if best is None or (found is not None and found.misfit < best.misfit):
         return found
     return best
@@ -409,9 +412,11 @@ class _Mixture:
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of each of R residuals by each of r T entries of the mixing matrix.
+        """Return the derivative (R, r T) of all R residuals by the mixing matrix A (r, T) of T
+        steps.
 
-        The result is (R, r T), and the mixing matrix (r, T).
+        A holds the steps' errors in a basis of r vectors. The residuals are those of the observed
+        sums over steps, of the errors' softmax, and of the features' changes.
         """
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
@@ -433,7 +438,8 @@ class _Mixture:
         """Return the standard deviations (T, n) of the features that the update's noise causes.
 
         The features are the last layer's n inputs in T local steps. Their deviations include the
-        error of the mixing matrix. All features count as free, also those that are zero.
+        error of the mixing matrix, which holds the steps' errors. All features are taken as free to
+        vary, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -488,7 +494,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
         is_finite = bool(torch.isfinite(normal).all())
         if not is_finite:
             return None
-        # Directions in which no residual changes are damped, too.
+        # A small addend damps directions in which no residual changes, too.
         scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
 
         def solve(damping: float) -> tuple[Tensor, int]:
