@@ -91,9 +91,10 @@ class Contrast:
         return "" if self.unknown == "none" else ", contrast assumed"
 
     def stretched(self, inputs: Tensor) -> Tensor:
-        """Return inputs (B, C, H, W) scaled so that their pixels just reach the bounds [0, 1].
+        """Return inputs (B, C, H, W), each times its largest factor with pixels in [0, 1].
 
-        Scaling leaves the gradient the same. Inputs of known contrast are returned as they are.
+        The gradient of this network does not depend on these factors, or on one that is common to
+        all images of the batch. Inputs of known contrast are returned as they are.
         """
         if self.unknown == "none":
             return inputs

@@ -58,7 +58,7 @@ class Counting:
         self.settings_changed = self.settings_changed or self._are_set_anew()
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Note that a step has ended, and check whether a closure wrote to parameters within it."""
+        """Count an ended step, and set ``unclear_within`` if its closure wrote to parameters."""
         if optimizer is not self._optimizer or threading.get_ident() != self._thread:
             return
         versions = list(map(_version, self._parameters))

@@ -1,6 +1,7 @@
 """Hold one round of one client: its mini-batches, and the sources of its random draws.
 
-The mini-batches pass through ``encode`` in the client's training loop.
+In the client's training loop each mini-batch passes through ``Session.encode``, which applies a
+defense such as MixUp.
 """
 
 import logging

@@ -29,8 +29,8 @@ record's membership, the record's residual must be at most this share of the sma
 In all other layers it must be below the smallest null residual."""
 
 EXACT_P_VALUE = 1e-4
-"""The largest p-value, by ``tail_p_values``, at which linear algebra shows a record's
-membership."""
+"""The largest p-value, by ``tail_p_values``, of the residual of a record that :func:`are_members`
+takes for a member. It is a second condition, beside that the residual is as small as rounding."""
 
 SHARE_TOLERANCE = 0.02
 """The relative difference up to which the shares that a record's gradient has in two layers'

@@ -243,10 +243,11 @@ and ``cut`` an attack that the time limit ended.
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
-    """Return the map of clients by rounds with the worst grade of each attacked update.
+    """Return the map of clients by rounds with the worst grade of an answer to each update.
 
-    The result is ``None`` for a run without a record of any client. ``rounds_done`` is the number
-    of the last round with a record.
+    The result is ``None`` for a run without a record of any client. ``found`` are the
+    graded answers to updates, ``fate`` tells which updates were attacked and which were not, and
+    ``rounds_done`` is the number of the last round with a record.
     """
     state = dict.fromkeys(fate.attacked, "tried")
     worst_in = worst_of((attempt.key[:2], attempt) for attempt in found)

@@ -399,11 +399,11 @@ def _middle(ordered: Sequence[tuple[float, float | None]]) -> tuple[float | None
 
 
 def scores_table(index: Index) -> Table:
-    """Return a table of the scores: the median with its error bar, and the number of values by
-    state.
+    """Return a table of the scores: the median over clients, rounds and samples with its error
+    bar, and the number of values by state.
 
-    A state says how a value may be read, such as ``upper bound``. Scores without error bars and
-    states are left out.
+    A state says how a value may be read, such as ``upper bound``. A score whose values have
+    neither an error bar nor a state is left out.
     """
     rows = []
     for name in index.names("score"):

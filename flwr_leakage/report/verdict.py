@@ -400,7 +400,7 @@ def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
     round.
 
     ``sizes`` has, by client, the number of images that the client uses in a round. The text is
-    empty if images are not numbered over the rounds.
+    empty if it is not known which images of several rounds are the same.
     """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:

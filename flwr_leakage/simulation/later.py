@@ -85,7 +85,8 @@ def attack_kept_of_run(
     rounds.
 
     ``workers`` is the number of attacking processes, or the resources of a task on a Ray cluster;
-    the other arguments are those of :func:`kept_run`.
+    ``max_seconds`` and ``allowed`` are those of :func:`kept_run`: the CPU seconds for each update,
+    and what the run's config may read outside of ``folder``.
     """
     return attack_kept(kept_run(folder, max_seconds, allowed), workers)
 

@@ -11,7 +11,7 @@ from flwr_leakage.spectral.image_prior import NATURAL_CHROMA, OPPONENTS, ImagePr
 
 SIDE = 4
 """Side of a patch in pixels; patches of smaller images have the image's side. The time of a product
-with the cost of patches grows with the side's fourth power."""
+of images with the matrix of :class:`PatchCost` grows with the side's fourth power."""
 
 STRIDE = 2
 """Number of pixels from one patch to the next. With 1, reconstructed images were the same, for four

@@ -44,10 +44,11 @@ left, so that a smaller share would change little."""
 class MaskEquations:
     """The equations for the network's input that the known mask of a ReLU layer gives.
 
-    With the layer's input h, preactivations z and outputs a, they are ``M₁ h = T₁``; ``z = a``
-    where a is known to be positive; the signs of z that the mask states elsewhere; ``M₂ a = T₂``;
-    and the known outputs of the next layer. All are piecewise linear in the network's input. Each
-    of these sets is divided by the root mean square of its right side.
+    With the layer's input h, preactivations z and outputs a, they are ``M₁ h = T₁`` and ``M₂ a =
+    T₂``, whose matrices and right sides follow from the gradients of the layer's weight and of the
+    next one's; ``z = a`` where a is known to be positive; the signs of z that the mask states
+    elsewhere; and the known outputs of the next layer. All are piecewise linear in the network's
+    input. Each of these sets is divided by the root mean square of its right side.
 
     Attributes:
         before: the layers before the masked one.

@@ -111,7 +111,8 @@ class Features:
     def is_pooled(self) -> bool:
         """Whether max pooling follows the ReLU with known outputs that is nearest to the input.
 
-        Then each of its outputs is known up to its place in a pooling window.
+        Then each output of the pooling is a known output of the ReLU, but its place in the pooling
+        window is unknown.
         """
         return self.shallowest in self.windows
 

@@ -238,8 +238,9 @@ class Annealed:
     def run(self, start: Tensor) -> RunEnd:
         """Return the images at which the run of Gauss–Newton ends, with their fit to the equations.
 
-        It starts at coordinates (B, C, H, W) under the prior. Samples that start equal and have one
-        label stay equal if the equations are symmetric in them.
+        ``start`` holds coordinates (B, C, H, W) under the prior, N(0, I) for its images, and not
+        pixels. Samples that start equal and have one label stay equal if the equations are
+        symmetric in them.
 
         Raises:
             ValueError: the equations are not finite at the start.

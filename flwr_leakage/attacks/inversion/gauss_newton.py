@@ -511,6 +511,7 @@ class _Model:
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the pseudo-gradient g(x; β) (P,) of all rounds, one after another.
 
+        It is what a round's local training on the images changes the parameters by, over −η.
         x are images (B, C, H, W), and β is the size of the noise over which ReLUs and max pooling
         are averaged. If ``precise``, the result is computed in float64, else in float32.
         """

@@ -252,8 +252,8 @@ def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[T
     for total in sums:
         axes = [axis for axis in range(total.ndim) if axis > 1]
         shared = total.mean(axes, keepdim=True) / len(draws)
-        # Few draws estimate a unit badly: its channel's mean counts as two more draws (no results
-        # are kept).
+        # Few draws estimate a unit badly: its channel's mean counts as two more draws (no table
+        # shows how the number was chosen).
         squares = (total + 2.0 * shared) / (len(draws) + 2.0)
         found.append(squares.sqrt())
     return found

@@ -60,7 +60,9 @@ class ReadText(OneByOne):
     the texts, padding, and tokens with equal embeddings remain open.
 
     ``stats["tokens"]`` holds the named tokens, even if no text was placed. ``stats["named"]``,
-    ``placed``, ``texts``, ``certified`` and ``replay`` say how far the attack came.
+    ``placed`` and ``texts`` are the numbers of named tokens, of placed tokens and of whole texts,
+    ``certified`` tells whether they are replay-certified, and ``replay`` is the relative distance
+    of their gradient from the observed one.
 
     Attributes:
         relaxation: the search for the texts of an encoder.

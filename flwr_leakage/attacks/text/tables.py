@@ -192,9 +192,9 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
     The gradient row Q_p of position p, in ``places``, is a sum over the texts of the batch. It
     contains the row W_v, in ``words``, of each token v that occurs once, at p, and parts of W_v of
     tokens that occur several times. The weight is the matched filter
-    ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. It is about 1 for tokens
-    that occur once, at p. Of the 40 largest of 1,168 weights, 39 were right in a batch of 8 texts
-    of 16 tokens, and 34 by least squares.
+    ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of the rows of both sets.
+    It is about 1 for tokens that occur once, at p. Of the 40 largest of 1,168 weights, 39 were
+    right in a batch of 8 texts of 16 tokens, and 34 by least squares.
     """
     covariance = words.T @ words + places.T @ places
     # A share of the covariance's mean diagonal is added, so that it can be inverted. Between shares

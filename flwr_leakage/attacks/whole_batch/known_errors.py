@@ -355,10 +355,10 @@ class KnownErrors:
         return found if follows else [each.detach() for each in found]
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
-        """Return the deviation (B, n) of the noise that blurs the left-out ReLU, or ``None``.
+        """Return the deviation (B, n) of the noise that blurs the ReLU left out of the pass.
 
-        ``blur`` is the noise's size in units of the spread of the ReLU's inputs, ``outputs`` (B,
-        n); 0 for none. The ReLU stands before a linear layer.
+        ``blur`` is this deviation in units of the spread of the ReLU's inputs. The result is
+        ``None`` if it is 0. ``outputs`` (B, n) are the pass's outputs, the inputs of the ReLU.
         """
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
