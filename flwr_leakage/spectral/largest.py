@@ -106,9 +106,9 @@ class LargestEigenvalue:
 
 
 class _Group(Process):
-    """Those of the S matrices A that have taken the same number of Lanczos steps.
+    """The G of S matrices A that have taken the same number of Lanczos steps, and their estimates.
 
-    It holds the estimates of the largest eigenvalue λmax of each AᵀA after each step.
+    The estimates are of the largest eigenvalue λmax of each AᵀA after each step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.
