@@ -548,9 +548,9 @@ def unexplained_told(
     groups = (
         (
             {place: left for place, left in far.items() if place in graded - seen},
-            f"no {index.sample.one} is seen, not even in part, and the attack’s answer does not "
+            f"no {index.sample.one} is graded above “nothing”, and the attack’s answer does not "
             f"explain the update",
-            "That nothing is seen there is no sign of safety.",
+            "That is no sign of safety.",
         ),
         (
             {place: left for place, left in far.items() if place not in graded},
@@ -690,6 +690,15 @@ def identified(found: Sequence[Attempt]) -> tuple[int, int]:
     """
     ranks = [attempt.rank for attempt in found if attempt.rank is not None]
     return ranks.count(1), len(ranks)
+
+
+def pointed_to(found: Sequence[Attempt]) -> frozenset[Place]:
+    """Return the (round, client) of updates whose answers identify an original, if the run
+    identifies more of them than :func:`by_chance` allows; else the set is empty.
+    """
+    if not beyond_chance(found):
+        return frozenset()
+    return frozenset(attempt.key[:2] for attempt in found if attempt.rank == 1)
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:

@@ -13,6 +13,7 @@ from flwr_leakage.report.attempts import (
     ended,
     labels_inferred,
     labels_right,
+    pointed_to,
     worst_by_image,
     worst_of,
 )
@@ -196,7 +197,8 @@ class Map:
 
     Attributes:
         svg: the drawing, with a unit square for each attacked update, a bar in it if the time limit
-            ended the attack, and a small square where only labels were inferred.
+            ended the attack, a diamond if only its original was identified, and a small square
+            where only labels were inferred.
         rows: words for the clients, each with the number of rows that they stand for.
         columns: words for the rounds, each with the number of columns.
         legend: the CSS style names that occur, each with its explanation.
@@ -233,11 +235,13 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
+    "identified": "diamond: its original identified (more are, in this run, than by chance)",
     "labels": "bar inside: labels alone inferred in this round, better than guessed",
     "cut": "bar below: cut off by time",
 }
 """The CSS names of the marks on the map, with words for the legend. The first five are the results
-of an attacked update, worst first; ``labels`` marks an update from which only labels were inferred,
+of an attacked update, worst first; ``identified`` marks an update of grade ``nothing`` of which an
+answer is more like its original than like all other candidates, ``labels`` an update from which only labels were inferred,
 and ``cut`` an attack that the time limit ended.
 """
 
@@ -266,6 +270,10 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     row_of = {client: row for row, client in enumerate(clients)}
     for (server_round, client), name in sorted(state.items()):
         drawn.setdefault(name, []).append(f"M{column_of[server_round]} {row_of[client]}h1v1h-1z")
+    unseen = {place for place, name in state.items() if name == "nothing"}
+    for server_round, client in sorted(pointed_to(found) & unseen):
+        corner = f"M{column_of[server_round]}.5 {row_of[client]}.2"
+        drawn.setdefault("identified", []).append(f"{corner}l.3 .3-.3 .3-.3-.3z")
     for server_round, client in sorted(inferred - state.keys()):
         corner = f"M{column_of[server_round]}.3 {row_of[client]}.3"
         drawn.setdefault("labels", []).append(f"{corner}h.4v.4h-.4z")

@@ -454,14 +454,43 @@ def _cut_off(
     """Return the doubt that the time limit ended attacks, with the advice to give them more time.
 
     There is no advice if all these updates are in ``wrong``: the attack assumed another training
-    than their clients told of, which time does not mend. ``of`` returns words such as
+    than their clients told of, which time does not mend. If the answers to all these updates had
+    converged, and a defense may have changed what was sent, the doubt is that this change keeps
+    every answer from explaining the update. ``of`` returns words such as
     ``2 of 3 attacked updates``.
     """
-    places = ended(index, found)
-    told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
+    places, limit = ended(index, found), limit_told(time_limit(metadata))
+    told = f"the {limit} ended the attack on {of(places)}"
     if places <= set(wrong):
         return _Doubt(places, told)
+    notes = index.series("attack", "objective").items()
+    settled = {key[:2] for key, record in notes if has_converged(record.note)}
+    if is_defended(metadata) and places <= settled:
+        told = (
+            f"what the defense changed may keep every answer from explaining {of(places)} (the "
+            f"answers converged, and the {limit} ended the other attacks)"
+        )
+        return _Doubt(places, told, *_bounds(metadata))
     return _Doubt(places, told, *more_time(index, metadata))
+
+
+def _bounds(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return sentences on how to learn more where a defense keeps answers from explaining updates.
+
+    The second entry has the config overrides that add bounds to a simulation whose defense is
+    noise. It is empty for other runs.
+    """
+    time = "More time may change nothing where the answers converged."
+    noise = any("noise" in name for name in section(metadata, "config", "defense"))
+    if is_simulation(metadata) and noise:
+        return (
+            f"{time} Bounds (score=bounds) tell what no attacker of their class gets beyond, "
+            f"where the noise is Gaussian."
+        ), ("score=bounds",)
+    return (
+        f"{time} A simulation of the training without the defense tells what the defense has to "
+        f"hide."
+    ), ()
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:

@@ -177,6 +177,19 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
     )
 
 
+@pytest.mark.parametrize(("rank", "mark"), [(1.0, ["identified"]), (5.0, [])])
+def test_the_map_marks_updates_whose_originals_are_identified_beyond_chance(rank, mark):
+    found = heat(Index([each for sample in range(3) for each in ranked(rank, sample)]))
+    assert [name for name, _ in found.legend if name == "identified"] == mark
+    assert ('class="g-identified" d="M0.5 0.2l.3 .3-.3 .3-.3-.3z"' in found.svg) == bool(mark)
+    seen = Index([*KINDS["identified"], *graded(60.0)])  # the worst image is exact: no diamond
+    assert "g-identified" not in heat(seen).svg
+
+
+def heat(index):
+    return heat_map(index, attempts(index), fates(index), rounds_done=1)
+
+
 @pytest.mark.parametrize("kind", ["cut off", "refused", "without truth", "not attacked", "nothing"])
 def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(kind):
     advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
