@@ -240,9 +240,9 @@ STATES: dict[str, str] = {
     "cut": "bar below: cut off by time",
 }
 """The CSS names of the marks on the map, with words for the legend. The first five are the results
-of an attacked update, worst first; ``identified`` marks an update of grade ``nothing`` of which an
-answer is more like its original than like all other candidates, ``labels`` an update from which only labels were inferred,
-and ``cut`` an attack that the time limit ended.
+of an attacked update, worst first. ``identified`` marks an update of grade ``nothing`` of which an
+answer is more like its original than like all other candidates. ``labels`` marks an update from
+which only labels were inferred, and ``cut`` an attack that the time limit ended.
 """
 
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_leakage.report.attempts import attempts, fates, graded, left_out, tally
+from flwr_leakage.report.attempts import (
+    attempts,
+    fates,
+    graded,
+    left_out,
+    limit_told,
+    tally,
+)
 from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
@@ -15,6 +22,7 @@ from flwr_leakage.report.index import (
     decibel,
     number,
     percent,
+    section,
     values,
     who,
 )
@@ -78,7 +86,7 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
     true = _counts(index, "true")
     labels = _labels(index, known, true, is_defended(metadata))
     pairs = list(_against_guess(index).values())
-    probe, seen = _probe(index, sizes, is_defended(metadata))
+    probe, seen = _probe(index, sizes, metadata)
     told, share, guess, many = [], None, "not known", index.sample.many
     if pairs:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*pairs, strict=True))
@@ -316,12 +324,14 @@ def _probe_sizes(index: Index) -> list[int]:
     return sorted(int(head) for head in heads if head.isdigit())
 
 
-def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
+def _probe(index: Index, sizes: list[int], metadata: Mapping[str, Any]) -> tuple[Table, str]:
     """Return a table and a sentence on attacks on single training steps that no client sent.
 
-    The table has a row for each number of samples in ``sizes``. ``with_defense`` tells whether
-    clients use a defense; the steps are made without it, as a note below the table says.
+    The table has a row for each number of samples in ``sizes``. If ``metadata`` tells of a defense,
+    a note below the table says that these steps were made without it.
     """
+    seconds = section(metadata, "config", "large_clients").get("probe_seconds")
+    limited = limit_told(seconds if isinstance(seconds, float | int) else None)
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:
         grades = tally(attempts(index, str(size), "probe"))
@@ -329,7 +339,7 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
         (place, ended), *_ = stopped.items()
         psnr = values(index.series("probe", f"{size}/psnr"))
         blind = values(index.series("probe", f"{size}/blind_psnr"))
-        limit = "the time limit" if ended.value else "the attack itself"
+        limit = f"the {limited}" if ended.value else "the attack itself"
         fate = graded(grades) or "no reconstruction"
         rows.append(
             (
@@ -346,7 +356,7 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
         "ended by",
     )  # fmt: skip
     spent = sum(values(index.series("cost", "probe_cpu_seconds")))
-    bare = ", without the run’s defense," if with_defense else ""
+    bare = ", without the run’s defense," if is_defended(metadata) else ""
     notes = (
         f"What-if: no client sent this. A single SGD step on the first {noun.many} of a client was "
         f"made from the same model{bare} and attacked as an update of a small client is. It took "
@@ -370,7 +380,7 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
             f"(what-if)."
         )
     if over:
-        told += f" The time limit ended {over} of {count(len(rows), 'such attack')}: more may show."
+        told += f" The {limited} ended {over} of {count(len(rows), 'such attack')}: more may show."
     return Table(columns, tuple(rows), notes, texts=(columns[2],)).without_decibels(), told
 
 

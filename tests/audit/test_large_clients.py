@@ -127,6 +127,12 @@ def test_what_if_a_client_had_sent_fewer_tells_of_parts_and_of_time():
         "Had a client sent one step on few of its images, 1 of 4 images could be seen in part "
         "(what-if). The time limit ended 1 of 2 such attacks: more may show."
     )
+    config = {"config": {"large_clients": {"probe_seconds": 3.0}}}
+    limited = large_clients_section(Index(probe), config)
+    assert "The time limit of 3 CPU seconds ended 1 of 2 such attacks" in limited.head
+    assert [row[-1] for row in limited.probe.rows] == [
+        "the attack itself", "the time limit of 3 CPU seconds",
+    ]  # fmt: skip
     assert "would show none" in large_clients_section(Index(probe[:3]), {}).head
 
 
