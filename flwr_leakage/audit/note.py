@@ -25,12 +25,13 @@ _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
 
 class Assumed(NamedTuple):
     """The local schedule, the input spec and the BatchNorm mode that an attack on a
-    client assumes.
+    client assumes, and whether it assumes another loss than the mean cross-entropy.
     """
 
     schedule: LocalSchedule
     spec: InputSpec
     batch_norm: BatchNormMode
+    has_own_loss: bool = False
 
     @property
     def inputs(self) -> tuple[InputSpec, BatchNormMode]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn import functional as F
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
@@ -697,7 +698,8 @@ class ServerAudit:
             # The note does not tell the client's number of samples, from which the steps would
             # follow. So a schedule for one sample is given the steps that the note tells.
             schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
-        return Assumed(schedule, self.spec, self.gradient_map.batch_norm)
+        own = self.gradient_map.loss is not F.cross_entropy
+        return Assumed(schedule, self.spec, self.gradient_map.batch_norm, own)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

@@ -6,12 +6,16 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch.nn import functional as F
 
 from flwr_leakage.capture.samples import (
     CPU,
+    LossCall,
+    TapedLoss,
     captured_batches,
     captured_schedule,
+    cross_entropy_settings,
     drops_out,
     has_parameter_term,
     see_inputs,
@@ -35,7 +39,17 @@ SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
 """A value of ``TrainingFacts.loss``, for a loss such as MixUp's. The client then trained on
 mixtures of samples, and an attack recovers these mixtures."""
 
-_LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
+SMOOTHED = "the cross-entropy with smoothed labels"
+"""A value of ``TrainingFacts.loss``, for a cross-entropy with ``label_smoothing``."""
+
+WEIGHTED = "the cross-entropy with class weights"
+"""A value of ``TrainingFacts.loss``. The mean over a batch of a single class has no weights."""
+
+UNLIKE = "a loss that is not the mean cross-entropy"
+"""A value of ``TrainingFacts.loss``, for a loss that has another value than the mean cross-entropy
+on random logits, such as the focal loss or a sum over the batch."""
+
+_LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS, SMOOTHED, WEIGHTED, UNLIKE)
 """The values of ``TrainingFacts.loss`` that a client may send to the server."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
@@ -76,9 +90,9 @@ class TrainingFacts:
             and empty if there is no such layer.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: the kind of loss: ``CROSS_ENTROPY``, ``OWN_LOSS`` (the app's own), ``OWN_TERM`` (a
-            term in the parameters) or ``SEVERAL_LABELS`` (as MixUp's); else why it is of no known
-            kind.
+        loss: the kind of loss: ``CROSS_ENTROPY``, ``SMOOTHED``, ``WEIGHTED``, ``UNLIKE``,
+            ``OWN_LOSS`` (the app's own, of which nothing else is known), ``OWN_TERM`` (a term in
+            the parameters) or ``SEVERAL_LABELS`` (as MixUp's); else why it is of no known kind.
         shape: (C, H, W) of an input, if all inputs are images of the same shape; otherwise empty.
         num_classes: the number of classes K, or 0 if it is not known.
         normalization: the name of the public normalisation of the inputs, a key of
@@ -283,7 +297,9 @@ def _inputs(training: CapturedTraining) -> dict[str, Any]:
         return {"loss": str(error)}
     try:
         calls = captured_batches(training)
-        loss = CROSS_ENTROPY if calls[0].loss is F.cross_entropy else OWN_LOSS
+        loss = next(filter(CROSS_ENTROPY.__ne__, map(_loss_of, calls)), CROSS_ENTROPY)
+        if loss == UNLIKE and len(training.backwards) > len(training.steps):
+            loss = OWN_LOSS  # a part of a mean over the several mini-batches of a step
         classes = calls[0].num_outputs
     except ValueError as error:
         has_term = any(has_parameter_term(training, backward) for backward in training.backwards)
@@ -303,11 +319,48 @@ def _inputs(training: CapturedTraining) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _loss_of(call: LossCall) -> str:
+    """Return the kind of a mini-batch's loss, a value of ``TrainingFacts.loss``.
+
+    The captured loss L is compared with the mean cross-entropy on random logits z for the
+    mini-batch's targets. If they agree on z, the kind is ``CROSS_ENTROPY``. If they agree only on
+    log-softmax(z), as for a model that returns log-probabilities, or the loss takes other arguments
+    than logits (B, K) and targets, the kind is ``OWN_LOSS``.
+    """
+    if call.loss is F.cross_entropy:
+        return CROSS_ENTROPY
+    if not call.num_outputs or not isinstance(call.loss, TapedLoss):
+        return OWN_LOSS
+    targets = call.batch.targets
+    # The focal loss takes class ids as a column, for example.
+    ids = targets.flatten() if targets.numel() == len(targets) else targets
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(len(targets), call.num_outputs, generator=draws)
+    try:
+        alike = [
+            torch.allclose(call.loss(z, targets).float(), F.cross_entropy(z, ids), rtol=1e-4)
+            for z in (logits, logits.log_softmax(1))
+        ]
+    except Exception:  # the app's loss may raise any error on other values than its own
+        return OWN_LOSS
+    if all(alike):
+        return CROSS_ENTROPY
+    if any(alike):
+        return OWN_LOSS
+    for settings in filter(None, map(cross_entropy_settings, call.loss.tail)):
+        if settings["weight"] is not None:
+            return WEIGHTED
+        if settings["label_smoothing"]:
+            return SMOOTHED
+    return UNLIKE
+
+
 def differences(
     facts: TrainingFacts,
     schedule: LocalSchedule,
     spec: InputSpec,
     batch_norm: BatchNormMode,
+    has_own_loss: bool = False,
     num_examples: int | None = None,
 ) -> tuple[str, ...]:
     """Return sentences on each setting in which a client's training differs from an assumed one.
@@ -317,6 +370,8 @@ def differences(
         schedule: the schedule that an audit assumes.
         spec: the inputs that it assumes.
         batch_norm: the mode of BatchNorm that it assumes.
+        has_own_loss: whether it assumes another loss than the mean cross-entropy. The clients' loss
+            is then not compared.
         num_examples: the number of the client's samples in the round. A client with fewer samples
             than a mini-batch takes all of them in one step, which is no difference. If the number
             is ``None``, a batch size below the assumed one is never reported.
@@ -340,6 +395,8 @@ def differences(
             found.append(f"{name} {told:g}, assumed {assumed:g}")
     if facts.batch_norm and facts.batch_norm != batch_norm:
         found.append(f"BatchNorm in mode {facts.batch_norm}, assumed {batch_norm}")
+    if facts.loss in (SMOOTHED, WEIGHTED, UNLIKE) and not has_own_loss and not facts.precision:
+        found.append(f"{facts.loss}, assumed the mean cross-entropy")
     if facts.loss == OWN_TERM:
         found.append(f"{facts.loss}, assumed none")
     if facts.loss == SEVERAL_LABELS:

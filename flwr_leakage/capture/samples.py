@@ -30,6 +30,11 @@ class TapedLoss:
     entries: tuple[Entry, ...]
     loss: Value
 
+    @property
+    def tail(self) -> tuple[Entry, ...]:
+        """Return the recorded calls, without the two entries that stand for logits and targets."""
+        return self.entries[2:]
+
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss, a scalar, of logits and targets with the shapes of the captured ones."""
         given = {Value(0, 0): logits, Value(1, 0): targets}
@@ -249,12 +254,28 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
     return SeenInputs(inputs, targets, found[0][1], len(different))
 
 
-_MEAN_CROSS_ENTROPY = {
+_MEAN_CROSS_ENTROPY: Mapping[str, Any] = {
     "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
     "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
-"""All arguments of ``F.cross_entropy`` besides logits and targets, with their default values. A
-call with these values is the mean cross-entropy."""
+"""All arguments of ``F.cross_entropy`` besides logits and targets, in order, with their default
+values. A call with these values is the mean cross-entropy."""
+
+
+def cross_entropy_settings(entry: Entry) -> dict[str, Any] | None:
+    """Return the arguments of a recorded cross-entropy besides logits and targets, by name.
+
+    The result is ``None`` if the recorded call is none of ``F.cross_entropy`` or
+    ``nn.CrossEntropyLoss``.
+    """
+    function, (args, kwargs) = entry.function, entry.arguments
+    if function is F.cross_entropy:
+        named = dict(zip(("input", "target", *_MEAN_CROSS_ENTROPY), args, strict=False))
+        return {**_MEAN_CROSS_ENTROPY, **named, **kwargs}
+    if type(function) is nn.CrossEntropyLoss:
+        names = [name for name in _MEAN_CROSS_ENTROPY if hasattr(function, name)]
+        return {**_MEAN_CROSS_ENTROPY, **{name: getattr(function, name) for name in names}}
+    return None
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
@@ -262,18 +283,11 @@ def _plain(tail: tuple[Entry, ...]) -> Loss | None:
 
     ``tail`` are the recorded calls after that of the model.
     """
-    if len(tail) != 1:
+    settings = cross_entropy_settings(tail[0]) if len(tail) == 1 else None
+    if settings is None or settings["weight"] is not None:
         return None
-    function, (args, kwargs) = tail[0].function, tail[0].arguments
-    if function is F.cross_entropy:
-        settings = {name: kwargs[name] for name in kwargs if name not in ("input", "target")}
-        if len(args) <= 2 and settings.items() <= _MEAN_CROSS_ENTROPY.items():
-            return F.cross_entropy
-    if type(function) is nn.CrossEntropyLoss:
-        usual = (function.weight, function.reduction, function.label_smoothing)
-        if usual == (None, "mean", 0.0) and function.ignore_index == -100:
-            return F.cross_entropy
-    return None
+    is_mean = all(settings[name] == value for name, value in _MEAN_CROSS_ENTROPY.items())
+    return F.cross_entropy if is_mean else None
 
 
 def _taped(tail: tuple[Entry, ...], output: Value, targets: Constant, loss: Value) -> TapedLoss:

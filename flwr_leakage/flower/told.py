@@ -7,6 +7,8 @@ from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from torch.nn import functional as F
+
 from flwr_leakage.audit.note import Assumed, ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.targets import Inputs
@@ -240,7 +242,7 @@ class ToldAudit(ServerAudit):
         if not told.num_steps:
             raise ValueError("it told neither its steps nor its batch size")
         mode = self.given.batch_norm or ("batch" if told.batch_norm == "batch" else "running")
-        return Assumed(_steps_of(told), spec, mode)
+        return Assumed(_steps_of(told), spec, mode, self.gradient_map.loss is not F.cross_entropy)
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
@@ -335,7 +337,7 @@ class ToldAudit(ServerAudit):
         mode = given.batch_norm or "running"
         if given.batch_norm is None and told is not None and told.batch_norm == "batch":
             mode = "batch"
-        return Assumed(schedule, spec, mode)
+        return Assumed(schedule, spec, mode, self.gradient_map.loss is not F.cross_entropy)
 
     def _check(self, one: Assumed) -> None:
         """Check that an attack would not take too long, and that the model accepts the assumed

@@ -196,10 +196,12 @@ def worth(
 
 
 _INPUTS = ("inputs of shape", "normalisation by", "BatchNorm in mode")
+_LOSS = ("the cross-entropy with", "a loss that is not the mean")
 _STEPS = ("learning rate", "momentum", "weight decay", "steps", "batch size")
 """The first words of differences between a client's training and the attack's assumption. An attack
-with another ``spec`` or model removes differences in ``_INPUTS`` (the inputs and BatchNorm), and
-one with another ``schedule`` removes those in ``_STEPS`` (the local steps).
+with another ``spec`` or model removes differences in ``_INPUTS`` (the inputs and BatchNorm), one
+with the clients' loss removes those in ``_LOSS``, and one with another ``schedule`` removes those
+in ``_STEPS`` (the local steps).
 """
 
 MAX_REST = 3
@@ -234,9 +236,11 @@ def _otherwise(index: Index, places: Collection[Place], metadata: Mapping[str, A
             f"itself{or_leave}."
             if app else "Set the run’s dataset and BatchNorm mode to those of the clients."
         )  # fmt: skip
+    if any(setting.startswith(_LOSS) for setting in each):
+        do.append("Give observe(…) the clients’ loss beside the model: GradientMap(model, loss).")
     rest = dict.fromkeys(
         setting.partition(", assumed ")[0] for setting in each
-        if not setting.startswith((*_STEPS, *_INPUTS))
+        if not setting.startswith((*_STEPS, *_INPUTS, *_LOSS))
     )  # fmt: skip
     if rest:
         do.append(

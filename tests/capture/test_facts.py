@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from trained import Loop, network, pixels, sgd
 
 from flwr_leakage.capture import Limits, TrainingFacts, capture, differences, facts_of
+from flwr_leakage.capture import facts as facts_module
 from flwr_leakage.capture.exposure import read_round
 from flwr_leakage.capture.facts import UNCOUNTED, UNTOLD
 from flwr_leakage.capture.inputs import infer_spec
@@ -170,10 +171,10 @@ def test_a_client_that_does_what_is_assumed_differs_nowhere():
 def test_a_client_of_fewer_samples_than_a_batch_takes_them_in_one_step():
     facts = TrainingFacts("SGD", 0.1, num_steps=1, batch_size=1, counted=True)
     assumed = LocalSchedule(0.1, 1, 4), SPEC, "running"
-    assert differences(facts, *assumed, 1) == differences(facts, *assumed) == ()
-    assert differences(facts, *assumed, 4) == ("batch size 1, assumed 4",)
+    assert differences(facts, *assumed, num_examples=1) == differences(facts, *assumed) == ()
+    assert differences(facts, *assumed, num_examples=4) == ("batch size 1, assumed 4",)
     larger = replace(facts, batch_size=8)
-    assert differences(larger, *assumed) == differences(larger, *assumed, 8)
+    assert differences(larger, *assumed) == differences(larger, *assumed, num_examples=8)
     assert differences(larger, *assumed) == ("batch size 8, assumed 4",)
 
 
@@ -317,15 +318,46 @@ def test_the_step_is_told_from_which_gradients_were_changed():
         (F.cross_entropy, "cross_entropy"),
         (lambda x, y: F.cross_entropy(input=x, target=y), "cross_entropy"),
         (nn.CrossEntropyLoss(), "cross_entropy"),
-        (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), "a loss of the app's own"),
-        (lambda x, y: F.cross_entropy(x, y, torch.ones(3)), "a loss of the app's own"),
-        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), "a loss of the app's own"),
+        (lambda x, y: F.nll_loss(x.log_softmax(1), y), "cross_entropy"),
+        (lambda x, y: F.cross_entropy(x, y, torch.ones(3)), "cross_entropy"),
+        (F.nll_loss, "a loss of the app's own"),  # plain if the model returns log-probabilities
+        (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), facts_module.SMOOTHED),
+        (nn.CrossEntropyLoss(label_smoothing=0.2), facts_module.SMOOTHED),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])), facts_module.WEIGHTED),
+        (lambda x, y: F.cross_entropy(x, y, torch.arange(3) + 1.0), facts_module.WEIGHTED),
+        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), facts_module.UNLIKE),
+        (lambda x, y: focal(x, y), facts_module.UNLIKE),
     ],
 )
-def test_the_mean_cross_entropy_is_told_however_it_is_spelled(loss, name):
+def test_the_kind_of_the_loss_is_told_however_it_is_spelled(loss, name):
     model = network()
     with capture() as recorder:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loss(model(pixels()), torch.arange(12) % 3).backward()
         optimizer.step()
     assert facts_of(recorder.training(), 12).loss == name
+
+
+def focal(logits, targets):
+    """The focal loss of Lin et al. 2017 with γ = 2."""
+    chosen = logits.log_softmax(1).gather(1, targets[:, None]).squeeze(1)
+    return -((1 - chosen.exp()) ** 2 * chosen).mean()
+
+
+@pytest.mark.parametrize(
+    "loss", [facts_module.SMOOTHED, facts_module.WEIGHTED, facts_module.UNLIKE]
+)
+def test_another_loss_than_the_cross_entropy_is_a_difference(loss):
+    facts = TrainingFacts("SGD", 0.1, num_steps=1, batch_size=4, counted=True, loss=loss)
+    assumed = LocalSchedule(0.1, 1, 4), SPEC, "running"
+    assert differences(facts, *assumed) == (f"{loss}, assumed the mean cross-entropy",)
+    assert facts.travelling(as_trained=True).loss == loss
+    assert not facts.travelling(as_trained=False).loss
+    # The operator gave a loss of their own, with which the client's word cannot be compared.
+    assert differences(facts, *assumed, has_own_loss=True) == ()
+    # Losses under mixed precision are scaled.
+    assert "cross-entropy" not in str(differences(replace(facts, precision="float16"), *assumed))
+    parts, _, count = captured(accumulate=2, batch_size=2)  # each loss is halved
+    assert facts_of(parts, count).loss == facts_module.OWN_LOSS
+    unknown = replace(facts, loss=facts_module.OWN_LOSS)
+    assert differences(unknown, *assumed) == ()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from trained import Loop, network, pixels, sgd
 
 from flwr_leakage.capture import Limits, capture, check_replay, facts_of
-from flwr_leakage.capture.facts import OWN_TERM, SEVERAL_LABELS
+from flwr_leakage.capture.facts import OWN_TERM, SEVERAL_LABELS, WEIGHTED
 from flwr_leakage.capture.order import in_order
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import SENDS, multiple_of
@@ -319,14 +319,14 @@ def test_a_number_of_mini_batches_that_is_reported_as_samples_is_named(count, wh
     assert len(private_samples(training, 12)) == 12
 
 
-def test_class_weights_are_a_loss_of_the_apps_own_and_leave_the_schedule():
+def test_class_weights_are_told_and_leave_the_schedule():
     def train(model):
         weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
         steps(model, sgd(model.parameters()), lambda m, x, y: weighted(m(x), y))
 
     training, _, _ = trained(train)
     facts = facts_of(training, 12)
-    assert (facts.loss, facts.unscheduled) == ("a loss of the app's own", "")
+    assert (facts.loss, facts.unscheduled) == (WEIGHTED, "")
 
 
 def test_clipping_by_value_is_named():

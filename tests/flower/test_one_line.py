@@ -105,6 +105,11 @@ MISTAKES = {
         {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
         "momentum 0.9, assumed 0",
     ),
+    "loss": (
+        {"schedule": LocalSchedule(0.1, 3, 4)},
+        {"loss": lambda model, x, y: F.cross_entropy(x, y, label_smoothing=0.1)},
+        "the cross-entropy with smoothed labels, assumed the mean cross-entropy",
+    ),
     "BatchNorm mode": (
         {"model": GradientMap(network(batch_norm=True), batch_norm="running")},
         {"batch_norm": True},

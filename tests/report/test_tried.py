@@ -519,6 +519,11 @@ def test_what_was_attacked_under_wrong_assumptions_is_not_cleared(tmp_path):
     found = check(wrong)
     assert found.exit_code == 4 and "and the attack assumed 1" in found.message
     assert "own word: learning rate 0.1, assumed 1" in does(Index(wrong.records))[0]
+    loss = "the cross-entropy with smoothed labels, assumed the mean cross-entropy"
+    smoothed = [replace(told_by, client_id=c, note=loss) for c in (0, 1)]
+    _, answer, steps, _ = told(replace(data, records=(*data.records, *passed, *smoothed)))
+    assert "the cross-entropy with smoothed labels, and the attack assumed the mean" in answer
+    assert "GradientMap(model, loss)" in steps["Do"].text
     # What one client told says nothing of another one.
     one = replace(data, records=(*data.records, *passed, told_by))
     verdict, answer, _, _ = told(one, defense="gaussian")
