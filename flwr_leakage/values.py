@@ -108,6 +108,13 @@ def as_number(value: object, below: float = math.inf) -> float:
     return float(value)
 
 
+def as_share(value: object) -> float:
+    """Return an untrusted value as a float, or raise ``ValueError`` unless it lies in [0, 1]."""
+    if not 0 <= (share := as_number(value)) <= 1:
+        raise ValueError(f"expected a number in [0, 1], got {brief(value)}.")
+    return share
+
+
 def as_text(value: object, most: int) -> str:
     """Return the first ``most`` characters of an untrusted value that must be a text, or raise
     ``ValueError``.

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from safetensors.torch import save
 from torch import Tensor
 
+from flwr_leakage.audit.assumed import Inputs
 from flwr_leakage.audit.truth import UNREADABLE, Mixed, Truth
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import Params
@@ -35,7 +36,7 @@ from flwr_leakage.untrusted import (
     open_tensors,
     parse_json,
 )
-from flwr_leakage.values import require, require_option
+from flwr_leakage.values import as_share, require, require_option
 
 FORMAT = "flwr-leakage observation, version 1"
 """The value of ``format`` in the metadata of each file of a kept observation. A file with another
@@ -56,15 +57,13 @@ class Kept:
     Attributes:
         observation: the observation of one client in one round, without the facts that a threat
             model grants.
-        spec: shapes, classes and normalisation of the client's inputs.
-        batch_norm: the mode of BatchNorm in the client's training.
+        inputs: the client's inputs and loss, as far as an attack assumes them.
         truth: the samples that the client trained on, which are written to a separate file;
             ``None`` outside of simulations.
     """
 
     observation: Observation
-    spec: InputSpec
-    batch_norm: BatchNormMode
+    inputs: Inputs
     truth: Truth | None = None
 
 
@@ -222,8 +221,9 @@ def _to_bytes(kept: Kept) -> bytes:
         "num_examples": seen.update.num_examples,
         "mixed": seen.update.mixed,
         "schedule": asdict(seen.update.schedule),
-        "spec": asdict(kept.spec),
-        "batch_norm": kept.batch_norm,
+        "spec": asdict(kept.inputs.spec),
+        "batch_norm": kept.inputs.batch_norm,
+        "label_smoothing": kept.inputs.label_smoothing,
     }
     content: bytes = save(tensors, {"format": FORMAT, "observation": json.dumps(about)})
     return content
@@ -240,6 +240,7 @@ def _from_file(folder: Path, path: Path, server_round: int) -> Kept:
     spec = InputSpec(**{name: _tuple(value) for name, value in about["spec"].items()})
     if about["batch_norm"] not in get_args(BatchNormMode):
         raise ValueError(f"batch_norm must be of {get_args(BatchNormMode)}.")
+    smoothing = as_share(about.get("label_smoothing", 0.0))  # earlier versions kept none
     update = Update(
         _group(tensors, "delta"),
         _group(tensors, "sent"),
@@ -260,7 +261,7 @@ def _from_file(folder: Path, path: Path, server_round: int) -> Kept:
                 raise ValueError(
                     f"true inputs must be {spec.shape}, got {tuple(batch.inputs.shape[1:])}."
                 )
-    return Kept(observation, spec, about["batch_norm"], truth)
+    return Kept(observation, Inputs(spec, about["batch_norm"], smoothing), truth)
 
 
 def _truth_of(path: Path) -> Path:

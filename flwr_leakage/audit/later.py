@@ -130,7 +130,7 @@ def walk(
             audit.recall(number, [each.observation for each in several])
             continue
         for each in several:
-            if not each.spec.known:
+            if not each.inputs.spec.known:
                 raise ValueError(
                     f"the normalisation of client {each.observation.client_id} must be known in "
                     f"round {number}, as all targets of a round decide together which one it is: "
@@ -264,13 +264,13 @@ def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: 
 def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) -> None:
     """Attack the kept observations of a round.
 
-    Inputs, BatchNorm modes and true samples are those that were kept with them.
+    Inputs, BatchNorm modes, losses and true samples are those that were kept with them.
     """
     if not several:
         return
     first = several[0]  # all members of a mean have the same assumptions
-    audit.assume(first.spec, first.batch_norm)
-    inputs = {each.observation.client_id: (each.spec, each.batch_norm) for each in several}
+    audit.assume(first.inputs)
+    inputs = {each.observation.client_id: each.inputs for each in several}
     truths = {each.observation.client_id: each.truth for each in several if each.truth is not None}
 
     def truth(server_round: int, client_id: int, num_examples: int) -> Truth:

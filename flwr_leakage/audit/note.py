@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
+from flwr_leakage.audit.assumed import Assumed
 from flwr_leakage.capture import TrainingFacts, differences
-from flwr_leakage.normalization import BatchNormMode
-from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
+from flwr_leakage.records import Measurement
 from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.values import as_count, as_flag, as_list, as_number, as_text
 
@@ -21,23 +21,6 @@ _MAX_KEPT = 4000  # most characters of a part of a note whose parsed form is rem
 _encode = json.JSONEncoder().encode
 Read = TypeVar("Read")
 _DIRECTIONS = ("larger is safer", "smaller is safer", "larger leaks more", "")
-
-
-class Assumed(NamedTuple):
-    """The local schedule, the input spec and the BatchNorm mode that an attack on a
-    client assumes, and whether it assumes another loss than the mean cross-entropy.
-    """
-
-    schedule: LocalSchedule
-    spec: InputSpec
-    batch_norm: BatchNormMode
-    has_own_loss: bool = False
-
-    @property
-    def inputs(self) -> tuple[InputSpec, BatchNormMode]:
-        """Return the assumed input spec and BatchNorm mode, without the schedule."""
-        return self.spec, self.batch_norm
-
 
 ReplayKind = Literal["explained", "masked", "unchanged", "refuted", "differs", "undone"]
 

@@ -16,6 +16,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
 from flwr_leakage.attacks.one_by_one import NORMALISATION
 from flwr_leakage.attacks.parallel import RETRIED
+from flwr_leakage.audit.assumed import Assumed, Inputs
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.candidates import Candidates
 from flwr_leakage.audit.decoding import Decoder
@@ -24,11 +25,11 @@ from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.large_clients import LabelRound, LargeClients, attack_probe, probes
 from flwr_leakage.audit.needs import Trials
-from flwr_leakage.audit.note import Assumed, ClientNote
+from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.progress import Progress, SilentProgress, attack_reporter, count
 from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
-from flwr_leakage.audit.targets import History, Inputs, Target, find_targets
+from flwr_leakage.audit.targets import History, Target, find_targets
 from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
 from flwr_leakage.audit.turns import Once, in_turns, least, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
@@ -37,7 +38,6 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.measurements import KEPT_FOR_LATER, NOT_TESTED
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.metrics.labels import class_indices
-from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
 from flwr_leakage.schedules import EpochSchedule, Schedule
 from flwr_leakage.tracking import GuardedTracker, JsonlTracker, Tracker
@@ -141,6 +141,8 @@ class ServerAudit:
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise ValueError(f"{name} must be positive or None, got {limit}.")
+        self._given = self.gradient_map
+        self._usual = Inputs(self.spec, self.gradient_map.batch_norm)
         self._trials = Trials(self.max_bytes, self.max_seconds)
         self._history = History(self.threat.rounds)
         self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
@@ -157,6 +159,11 @@ class ServerAudit:
         self._labels: LabelRound | None = None
         self._probed = False
         self._shown = 0  # the latest round whose blind guess was recorded
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Return whether the audit was given another loss than the mean cross-entropy."""
+        return self._given.loss is not F.cross_entropy
 
     @property
     def draws(self) -> bool:
@@ -284,7 +291,7 @@ class ServerAudit:
         unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
         for seen in observations:
-            assumed = inputs.get(seen.client_id, (self.spec, self.gradient_map.batch_norm))
+            assumed = inputs.get(seen.client_id, self._usual)
             self.look_at_large(seen, assumed, unknown, is_attacked=seen.client_id not in left_out)
         if self.keep is not None:
             self._keep(self.keep, server_round, observations, unknown, inputs)
@@ -311,7 +318,7 @@ class ServerAudit:
         """
         if self.attack is None:
             return
-        usual = self.spec, self.gradient_map.batch_norm
+        usual = self._usual
         cases: list[tuple[Inputs, Case]] = []
         for target in self._targets(server_round, observations):
             client = target.observation.client_id
@@ -325,7 +332,7 @@ class ServerAudit:
         left = {id(case): case for _, case in cases}
         for part in in_turns(cases, budget, seconds, f"{self.seed}-{server_round}"):
             for assumed in dict.fromkeys(assumed for assumed, _ in part):
-                self.assume(*assumed)
+                self.assume(assumed)
                 alike = [case for other, case in part if other == assumed]
                 for together in self._trials.together(self.gradient_map, self.spec, alike):
                     self._attack(_Round(server_round, self.attack, budget), together)
@@ -363,7 +370,7 @@ class ServerAudit:
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:
             return
-        usual = self.spec, self.gradient_map.batch_norm
+        usual = self._usual
         parts = [[seen] for seen in chosen]
         if self.threat.view == "aggregate":
             parts = [chosen]
@@ -409,8 +416,7 @@ class ServerAudit:
     ) -> None:
         large, count = self.large_clients, seen.update.num_examples
         assert large is not None
-        spec, mode = assumed
-        gradient_map = self.gradient_map.with_batch_norm(mode)
+        spec, gradient_map = assumed.spec, assumed.map_of(self._given)
         probes_it = large.probe_sizes and self.attack is not None and not self._probed
         probes_it = probes_it and not is_attacked and self.evaluator is not None
         infers = large.includes(seen.server_round, count)
@@ -472,8 +478,7 @@ class ServerAudit:
         samples nobody can know, and ``optimizer`` is the class name of the clients' optimizer.
         """
         assert self.candidates is not None
-        spec, mode = assumed
-        gradient_map = self.gradient_map.with_batch_norm(mode)
+        spec, gradient_map = assumed.spec, assumed.map_of(self._given)
         threat = ThreatModel(view=self.threat.view)
         began = time.process_time()
         try:
@@ -503,8 +508,8 @@ class ServerAudit:
         samples nobody can know. The result is ``None``, and the reason is recorded, if an attack
         would take too much memory or time.
         """
-        seen, (spec, mode) = target.observation, assumed
-        gradient_map = self.gradient_map.with_batch_norm(mode)
+        seen, spec = target.observation, assumed.spec
+        gradient_map = assumed.map_of(self._given)
         if reason := self._trials.refusal(gradient_map, spec, seen):
             self._recorder.not_attacked(seen, reason)
             message = f"client {seen.client_id} was not attacked: {reason}."
@@ -561,11 +566,11 @@ class ServerAudit:
         """
         self._targets(server_round, observations)
 
-    def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Make later attacks assume this spec of the inputs and this mode of BatchNorm."""
-        self.spec = spec
-        self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
-        self._reference = self.reference or Reference.of(spec)
+    def assume(self, inputs: Inputs) -> None:
+        """Make later attacks assume these inputs, this mode of BatchNorm and this loss."""
+        self.spec, self.gradient_map = inputs.spec, inputs.map_of(self._given)
+        self._usual = inputs
+        self._reference = self.reference or Reference.of(inputs.spec)
 
     def _keep(
         self,
@@ -583,9 +588,9 @@ class ServerAudit:
         chosen = self.selection(observations)
         if not chosen:
             return
-        usual = self.spec, self.gradient_map.batch_norm
+        usual = self._usual
         several = [
-            Kept(seen, *inputs.get(seen.client_id, usual), self._truth(seen, unknown))
+            Kept(seen, inputs.get(seen.client_id, usual), self._truth(seen, unknown))
             for seen in chosen
         ]
         dropped = keep.keep(server_round, several)
@@ -698,8 +703,7 @@ class ServerAudit:
             # The note does not tell the client's number of samples, from which the steps would
             # follow. So a schedule for one sample is given the steps that the note tells.
             schedule = replace(schedule.for_client(1), num_steps=note.training.num_steps)
-        own = self.gradient_map.loss is not F.cross_entropy
-        return Assumed(schedule, self.spec, self.gradient_map.batch_norm, own)
+        return Assumed(schedule, *self._usual, self.has_own_loss)
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)

@@ -7,12 +7,8 @@ import torch
 
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.params import add, scale
-from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel, Update
-
-Inputs = tuple[InputSpec, BatchNormMode]
-"""The inputs' spec and the BatchNorm mode that an attack on a client assumes."""
+from flwr_leakage.records import Batch, Observation, ThreatModel, Update
 
 
 @dataclass(frozen=True)

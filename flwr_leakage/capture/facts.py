@@ -62,6 +62,11 @@ UNTOLD = (
 """The value of ``TrainingFacts.unscheduled`` if a client withholds the facts that were read off its
 samples."""
 
+_ALIKE = 1e-4
+"""The relative difference up to which two losses of the same logits count as equal. Rounding in
+single precision is a hundredth of that, and the smallest usual label smoothing, 0.01, changes the
+loss of random logits by a percent."""
+
 _CLOSE = 1e-6
 """The relative difference up to which two settings, such as learning rates, count as equal."""
 
@@ -93,6 +98,7 @@ class TrainingFacts:
         loss: the kind of loss: ``CROSS_ENTROPY``, ``SMOOTHED``, ``WEIGHTED``, ``UNLIKE``,
             ``OWN_LOSS`` (the app's own, of which nothing else is known), ``OWN_TERM`` (a term in
             the parameters) or ``SEVERAL_LABELS`` (as MixUp's); else why it is of no known kind.
+        label_smoothing: torch's ``label_smoothing`` of a cross-entropy of the kind ``SMOOTHED``.
         shape: (C, H, W) of an input, if all inputs are images of the same shape; otherwise empty.
         num_classes: the number of classes K, or 0 if it is not known.
         normalization: the name of the public normalisation of the inputs, a key of
@@ -124,6 +130,7 @@ class TrainingFacts:
     randomness: bool = False
     precision: str = ""
     loss: str = ""
+    label_smoothing: float = 0.0
     shape: tuple[int, ...] = ()
     num_classes: int = 0
     normalization: str = ""
@@ -152,7 +159,9 @@ class TrainingFacts:
             why = no_sgd(self.optimizer)
             if self.unscheduled != why:
                 why = UNTOLD
-            told = replace(told, loss="", unscheduled=why, counted=False, normalization="")
+            told = replace(
+                told, loss="", label_smoothing=0.0, unscheduled=why, counted=False, normalization=""
+            )
             told = replace(told, repeated=False)
             if not self.mean:
                 told = replace(told, shape=(), num_classes=0)
@@ -297,30 +306,31 @@ def _inputs(training: CapturedTraining) -> dict[str, Any]:
         return {"loss": str(error)}
     try:
         calls = captured_batches(training)
-        loss = next(filter(CROSS_ENTROPY.__ne__, map(_loss_of, calls)), CROSS_ENTROPY)
+        plain = (CROSS_ENTROPY, 0.0)
+        loss, smoothing = next(filter(plain.__ne__, map(_loss_of, calls)), plain)
         if loss == UNLIKE and len(training.backwards) > len(training.steps):
             loss = OWN_LOSS  # a part of a mean over the several mini-batches of a step
+        told: dict[str, Any] = {"loss": loss, "label_smoothing": smoothing}
         classes = calls[0].num_outputs
     except ValueError as error:
         has_term = any(has_parameter_term(training, backward) for backward in training.backwards)
         mixes = any(each.num_targets > 1 for each in seen)
-        loss = OWN_TERM if has_term else SEVERAL_LABELS if mixes else str(error)
+        told = {"loss": OWN_TERM if has_term else SEVERAL_LABELS if mixes else str(error)}
         classes = seen[0].num_outputs
         if not classes:
-            return {"loss": loss}
+            return told
     inputs = seen[0].inputs
     shape = tuple(inputs.shape[1:])
     alike = all(tuple(each.inputs.shape[1:]) == shape for each in seen)
     if len(shape) != 3 or not inputs.is_floating_point() or not alike:
-        return {"loss": loss}
+        return told
     normalization = public_normalization(inputs.to(CPU))
-    return {
-        "loss": loss, "shape": shape, "num_classes": classes, "normalization": normalization
-    }  # fmt: skip
+    return {**told, "shape": shape, "num_classes": classes, "normalization": normalization}
 
 
-def _loss_of(call: LossCall) -> str:
-    """Return the kind of a mini-batch's loss, a value of ``TrainingFacts.loss``.
+def _loss_of(call: LossCall) -> tuple[str, float]:
+    """Return the kind of a mini-batch's loss, a value of ``TrainingFacts.loss``, and its label
+    smoothing.
 
     The captured loss L is compared with the mean cross-entropy on random logits z for the
     mini-batch's targets. If they agree on z, the kind is ``CROSS_ENTROPY``. If they agree only on
@@ -328,31 +338,31 @@ def _loss_of(call: LossCall) -> str:
     than logits (B, K) and targets, the kind is ``OWN_LOSS``.
     """
     if call.loss is F.cross_entropy:
-        return CROSS_ENTROPY
+        return CROSS_ENTROPY, 0.0
     if not call.num_outputs or not isinstance(call.loss, TapedLoss):
-        return OWN_LOSS
+        return OWN_LOSS, 0.0
     targets = call.batch.targets
     # The focal loss takes class ids as a column, for example.
     ids = targets.flatten() if targets.numel() == len(targets) else targets
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(len(targets), call.num_outputs, generator=draws)
+    settings = next(filter(None, map(cross_entropy_settings, call.loss.tail)), {})
+    smoothing = float(settings.get("label_smoothing", 0.0))
     try:
-        alike = [
-            torch.allclose(call.loss(z, targets).float(), F.cross_entropy(z, ids), rtol=1e-4)
-            for z in (logits, logits.log_softmax(1))
-        ]
+        value, other = (call.loss(z, targets).float() for z in (logits, logits.log_softmax(1)))
+        plain = F.cross_entropy(logits, ids)  # log-softmax(z) has the same value
+        smoothed = F.cross_entropy(logits, ids, label_smoothing=smoothing)
     except Exception:  # the app's loss may raise any error on other values than its own
-        return OWN_LOSS
-    if all(alike):
-        return CROSS_ENTROPY
-    if any(alike):
-        return OWN_LOSS
-    for settings in filter(None, map(cross_entropy_settings, call.loss.tail)):
-        if settings["weight"] is not None:
-            return WEIGHTED
-        if settings["label_smoothing"]:
-            return SMOOTHED
-    return UNLIKE
+        return OWN_LOSS, 0.0
+    if torch.allclose(value, plain, rtol=_ALIKE):
+        return CROSS_ENTROPY, 0.0
+    if torch.allclose(other, plain, rtol=_ALIKE):
+        return OWN_LOSS, 0.0
+    if settings.get("weight") is not None:
+        return WEIGHTED, 0.0
+    if smoothing and torch.allclose(value, smoothed, rtol=_ALIKE):
+        return SMOOTHED, smoothing
+    return UNLIKE, 0.0
 
 
 def differences(
@@ -360,6 +370,7 @@ def differences(
     schedule: LocalSchedule,
     spec: InputSpec,
     batch_norm: BatchNormMode,
+    label_smoothing: float = 0.0,
     has_own_loss: bool = False,
     num_examples: int | None = None,
 ) -> tuple[str, ...]:
@@ -370,6 +381,7 @@ def differences(
         schedule: the schedule that an audit assumes.
         spec: the inputs that it assumes.
         batch_norm: the mode of BatchNorm that it assumes.
+        label_smoothing: the label smoothing that it assumes.
         has_own_loss: whether it assumes another loss than the mean cross-entropy. The clients' loss
             is then not compared.
         num_examples: the number of the client's samples in the round. A client with fewer samples
@@ -395,7 +407,10 @@ def differences(
             found.append(f"{name} {told:g}, assumed {assumed:g}")
     if facts.batch_norm and facts.batch_norm != batch_norm:
         found.append(f"BatchNorm in mode {facts.batch_norm}, assumed {batch_norm}")
-    if facts.loss in (SMOOTHED, WEIGHTED, UNLIKE) and not has_own_loss and not facts.precision:
+    is_other = facts.loss in (SMOOTHED, WEIGHTED, UNLIKE)
+    if facts.loss == SMOOTHED:
+        is_other = not math.isclose(facts.label_smoothing, label_smoothing, rel_tol=_CLOSE)
+    if is_other and not has_own_loss and not facts.precision:
         found.append(f"{facts.loss}, assumed the mean cross-entropy")
     if facts.loss == OWN_TERM:
         found.append(f"{facts.loss}, assumed none")
@@ -439,6 +454,8 @@ def _check_told(facts: TrainingFacts) -> None:
     """
     if facts.sends not in (PARAMETERS, ANOTHER_MULTIPLE, *SENDS):
         raise ValueError("sends must be one of the names of what methods send.")
+    if not 0 <= facts.label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must lie in [0, 1], got {facts.label_smoothing:g}.")
     if facts.num_steps > MAX_STEPS:
         raise ValueError(f"num_steps must be at most {MAX_STEPS:,}, got {facts.num_steps:,}.")
     if not facts.unscheduled:
@@ -485,6 +502,6 @@ _READERS: dict[Any, Callable[[object], Any]] = {
 """For each type of a field of ``TrainingFacts``, the function that checks a value that a client
 sent, and returns it."""
 
-_NEWER = ("box", "rewritten", "repeated", "counted", "sends")
+_NEWER = ("box", "label_smoothing", "rewritten", "repeated", "counted", "sends")
 """The fields of ``TrainingFacts`` that clients with earlier versions of this package do not send. A
 missing field has its default."""

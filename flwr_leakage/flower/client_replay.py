@@ -47,8 +47,8 @@ _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_siz
 """Settings that some training methods vary from round to round. Only the first change of each makes
 the next training be replayed."""
 _KINDS = (
-    "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
-    "normalization", "mean", "std", "box", "rewritten",
+    "optimizer", "batch_norm", "randomness", "precision", "loss", "label_smoothing", "shape",
+    "num_classes", "normalization", "mean", "std", "box", "rewritten",
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
 """Fields of :class:`Replayed` that are tuples, which JSON returns as lists."""

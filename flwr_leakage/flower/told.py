@@ -7,11 +7,9 @@ from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from torch.nn import functional as F
-
-from flwr_leakage.audit.note import Assumed, ClientNote
+from flwr_leakage.audit.assumed import Assumed, Inputs
+from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
-from flwr_leakage.audit.targets import Inputs
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.capture.facts import SEVERAL_LABELS
 from flwr_leakage.normalization import BatchNormMode
@@ -93,7 +91,7 @@ class ToldAudit(ServerAudit):
 
         ``unknown`` are the clients whose samples an evaluator cannot know. ``num_updates`` is the
         number of updates that were aggregated; ``None`` if it is that of the observations.
-        ``inputs`` are, by client id, an input spec and a BatchNorm mode that replace those that the
+        ``inputs`` are, by client id, the assumptions on inputs and loss that replace those that the
         client told.
         """
         facts = {note.client_id: note.training for note in notes}
@@ -242,7 +240,14 @@ class ToldAudit(ServerAudit):
         if not told.num_steps:
             raise ValueError("it told neither its steps nor its batch size")
         mode = self.given.batch_norm or ("batch" if told.batch_norm == "batch" else "running")
-        return Assumed(_steps_of(told), spec, mode, self.gradient_map.loss is not F.cross_entropy)
+        own = self.has_own_loss
+        return Assumed(_steps_of(told), spec, mode, self._smoothing(told), own)
+
+    def _smoothing(self, told: TrainingFacts | None) -> float:
+        """Return the label smoothing that a client told; 0 if it told none, or the operator gave a
+        loss.
+        """
+        return 0.0 if told is None or self.has_own_loss else told.label_smoothing
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
@@ -305,7 +310,7 @@ class ToldAudit(ServerAudit):
                     f"like most, and it says otherwise: "
                     f"{other}. An attack that fails is no evidence of safety.",
                 )  # fmt: skip
-        self.assume(common.spec, common.batch_norm)
+        self.assume(common.inputs)
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
@@ -337,7 +342,7 @@ class ToldAudit(ServerAudit):
         mode = given.batch_norm or "running"
         if given.batch_norm is None and told is not None and told.batch_norm == "batch":
             mode = "batch"
-        return Assumed(schedule, spec, mode, self.gradient_map.loss is not F.cross_entropy)
+        return Assumed(schedule, spec, mode, self._smoothing(told), self.has_own_loss)
 
     def _check(self, one: Assumed) -> None:
         """Check that an attack would not take too long, and that the model accepts the assumed

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from flwr_leakage.audit.assumed import Inputs
 from flwr_leakage.audit.kept import FORMAT, Kept, KeptObservations
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, Update
@@ -23,7 +24,7 @@ def kept(server_round=1, client_id=0, truth=None):
     schedule = LocalSchedule(0.1, 2, 8, momentum=0.9, weight_decay=0.01)
     update = Update(delta, buffers, schedule, 16)
     seen = Observation(server_round, client_id, params, buffers, update)
-    return Kept(seen, SPEC, "batch", truth)
+    return Kept(seen, Inputs(SPEC, "batch", 0.1), truth)
 
 
 def test_an_observation_comes_back_as_it_was(tmp_path):
@@ -40,7 +41,7 @@ def test_an_observation_comes_back_as_it_was(tmp_path):
     mine, theirs = before.observation.update, after.observation.update
     assert all(torch.equal(mine.delta[name], theirs.delta[name]) for name in mine.delta)
     assert replace(mine, delta={}, buffers={}) == replace(theirs, delta={}, buffers={})
-    assert (after.spec, after.batch_norm) == (SPEC, "batch")
+    assert after.inputs == (SPEC, "batch", 0.1)
     assert torch.equal(after.truth.private.inputs, batch.inputs)
 
 

@@ -153,7 +153,7 @@ def test_a_client_of_an_unknown_normalisation_has_no_shards(copy, monkeypatch):
     def unknown(self, number):
         several, problems = read(self, number)
         for each in several:
-            object.__setattr__(each.spec, "known", False)
+            object.__setattr__(each.inputs.spec, "known", False)
         return several, problems
 
     monkeypatch.setattr(kept_files.KeptObservations, "read", unknown)

@@ -1,7 +1,7 @@
 """What a captured training tells, and where an audit assumes something else."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -349,10 +349,16 @@ def focal(logits, targets):
 )
 def test_another_loss_than_the_cross_entropy_is_a_difference(loss):
     facts = TrainingFacts("SGD", 0.1, num_steps=1, batch_size=4, counted=True, loss=loss)
+    facts = replace(facts, label_smoothing=0.1 if loss == facts_module.SMOOTHED else 0.0)
     assumed = LocalSchedule(0.1, 1, 4), SPEC, "running"
     assert differences(facts, *assumed) == (f"{loss}, assumed the mean cross-entropy",)
+    known = differences(facts, *assumed, label_smoothing=0.1)
+    assert (known == ()) == (loss == facts_module.SMOOTHED)
+    with pytest.raises(ValueError, match="label_smoothing must lie in"):
+        TrainingFacts.from_dict({**json.loads(json.dumps(asdict(facts))), "label_smoothing": 1.5})
     assert facts.travelling(as_trained=True).loss == loss
-    assert not facts.travelling(as_trained=False).loss
+    withheld = facts.travelling(as_trained=False)
+    assert not withheld.loss and not withheld.label_smoothing
     # The operator gave a loss of their own, with which the client's word cannot be compared.
     assert differences(facts, *assumed, has_own_loss=True) == ()
     # Losses under mixed precision are scaled.

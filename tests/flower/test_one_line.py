@@ -1,5 +1,6 @@
 """One line a side around an app that knows nothing of it."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from trained import network
 
+from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.defenses import DPSGD, GaussianNoise, GradientPruning, MixUp, PercentilePrivacy
 from flwr_leakage.defenses.pruning import prune_update
 from flwr_leakage.evidence import make_evidence
@@ -107,8 +109,8 @@ MISTAKES = {
     ),
     "loss": (
         {"schedule": LocalSchedule(0.1, 3, 4)},
-        {"loss": lambda model, x, y: F.cross_entropy(x, y, label_smoothing=0.1)},
-        "the cross-entropy with smoothed labels, assumed the mean cross-entropy",
+        {"loss": lambda model, x, y: F.cross_entropy(x, y, torch.tensor([1.0, 2.0, 3.0]))},
+        "the cross-entropy with class weights, assumed the mean cross-entropy",
     ),
     "BatchNorm mode": (
         {"model": GradientMap(network(batch_norm=True), batch_norm="running")},
@@ -154,6 +156,41 @@ class Grey:
         grey = Batch(torch.zeros(count, *spec.shape), torch.zeros(count, dtype=torch.int64))
         parts = (Part("a", "found", 0.9), Part("b", "refused", reason="no such layer."))
         return Reconstruction(grey, 0.9, {"attack": "a"}, parts=parts)
+
+
+@dataclass
+class Listening:
+    """An attack that notes the assumed loss of two equal logits, and refuses.
+
+    Attributes:
+        losses: the noted losses.
+    """
+
+    losses: list[float] = field(default_factory=list)
+
+    def __call__(self, job, progress=None):
+        loss = job.gradient_map.loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
+        self.losses.append(float(loss))
+        return [Reconstruction(None, float("nan"), error="none.") for _ in job.observations]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("kept", [True, False])
+def test_smoothed_labels_are_assumed_as_clients_tell_them(tmp_path, smoothing, kept):
+    def loss(model, logits, labels):
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    attack = Listening()
+    settings = {"keep": KeptObservations(tmp_path / "kept")} if kept else {}
+    _, data, _ = run(tmp_path / "run", audited(client_app(loss=loss)), attack=attack, **settings)
+    if kept:
+        told = [each.inputs.label_smoothing for each in settings["keep"].read(1)[0]]
+        assert told == [smoothing] * 2
+        return
+    logits = torch.tensor([[2.0, 0.0, 0.0]])
+    right = F.cross_entropy(logits, torch.tensor([0]), label_smoothing=smoothing)
+    assert attack.losses == pytest.approx([float(right)] * len(attack.losses)) and attack.losses
+    assert not [record for record in data.records if record.name == "trained_otherwise"]
 
 
 @pytest.mark.parametrize("schedule", [LocalSchedule(1.0, 3, 4), None])
