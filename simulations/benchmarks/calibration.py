@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-
-from flwr_leakage.correlation import spearman
+from scipy.stats import spearmanr
 
 Outcome = Literal["rmse", "psnr"]
 MIN_PAIRS = 5
@@ -90,6 +89,6 @@ def fit_calibration(
         error=float(np.sqrt((residuals**2).mean())),
         baseline_error=float(np.sqrt((alone**2).mean())),
         # Outcomes that are all equal have no ranks to follow.
-        rank_correlation=spearman(x.tolist(), y.tolist()).coefficient or 0.0,
+        rank_correlation=float(spearmanr(x, y).statistic) if np.ptp(y) else 0.0,
         num_pairs=len(pairs),
     )

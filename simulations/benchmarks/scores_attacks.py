@@ -11,16 +11,15 @@ labels; it does not know the defense, which is the attacker that the I²F descri
 """
 
 import csv
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.correlation import spearman
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import AngularJacobian
 from flwr_leakage.params import Params, unravel
@@ -177,8 +176,7 @@ def rank_correlation(groups: Sequence[Sequence[Row]], name: str) -> tuple[float,
         found = []
         for table, places in zip(tables, of_digit, strict=True):
             taken = table[np.concatenate([places[digit] for digit in chosen])]
-            rho = spearman(taken[:, 1].tolist(), taken[:, 2].tolist()).coefficient
-            found.append(math.nan if rho is None else rho)
+            found.append(spearmanr(taken[:, 1], taken[:, 2], nan_policy="omit").statistic)
         return float(np.mean(found))
 
     draws = np.random.default_rng(0)

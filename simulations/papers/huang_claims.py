@@ -7,11 +7,11 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from flwr_leakage.correlation import spearman
 from simulations.papers.findings import Claim, Row
 from simulations.papers.i2f.evidence import bootstrap, judged, table_of
 from simulations.papers.i2f.evidence import spearman as rank_correlation
 from simulations.papers.judge import by_difference, by_sign, not_compared
+from simulations.papers.spearman import spearman
 
 TEST_IMAGES = 2000
 """Of the accuracy; see ``training.trained``."""

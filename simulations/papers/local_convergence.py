@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from flwr_leakage.correlation import spearman
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import sample_gradients
 from flwr_leakage.params import ravel
@@ -21,6 +20,7 @@ from simulations.papers.lavp_proxies import PROXIES, exact_proxies
 from simulations.papers.local_figure import final_losses
 from simulations.papers.numbers import numbers
 from simulations.papers.rank_correlation import judge_positive
+from simulations.papers.spearman import spearman
 from simulations.papers.training import Recipe
 
 Loss = Literal["L2", "cosine"]
