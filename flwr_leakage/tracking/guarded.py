@@ -4,11 +4,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.lines import TextRecord
-from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
+from flwr_leakage.tracking.tracker import Entry, ForwardingTracker, Tracker
 
 _LOG = logging.getLogger(__name__)
 
@@ -17,7 +14,7 @@ LOST = "entries were lost"
 
 
 @dataclass
-class GuardedTracker:
+class GuardedTracker(ForwardingTracker):
     """A tracker that passes all entries of a run on to another tracker, and raises none of its
     errors.
 
@@ -37,29 +34,6 @@ class GuardedTracker:
     lost: int = field(default=0, init=False)
     _last: tuple[str, int] = field(default=("", 0), init=False)
 
-    def log(self, record: LeakageRecord) -> None:
-        """Pass a record on to the guarded tracker; an error is logged and counted, not raised."""
-        self._try(lambda: self.tracker.log(record), record)
-
-    def event(self, event: RunEvent) -> None:
-        """Pass an event on to the guarded tracker; an error is logged and counted, not raised."""
-        self._try(lambda: self.tracker.event(event), event)
-
-    def image(
-        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
-    ) -> None:
-        """Pass an image on to the guarded tracker; an error is logged and counted, not raised."""
-        self._try(lambda: self.tracker.image(server_round, client_id, sample, role, pixels))
-
-    def text(self, text: TextRecord) -> None:
-        """Pass a text on to the guarded tracker, if it takes texts.
-
-        An error is logged and counted, not raised.
-        """
-        tracker = self.tracker
-        if isinstance(tracker, KeepsTexts):
-            self._try(lambda: tracker.text(text))
-
     def close(self) -> None:
         """Record how many entries were lost, and close the guarded tracker; raise no error."""
         if self.lost:
@@ -69,13 +43,11 @@ class GuardedTracker:
         except Exception as error:
             self.tell(f"{type(self.tracker).__name__} could not be closed: {_named(error)}")
 
-    def _try(
-        self, action: Callable[[], None], entry: LeakageRecord | RunEvent | None = None
-    ) -> None:
-        if entry is not None:
+    def _pass_on(self, entry: Entry, hand: Callable[[Tracker], None]) -> None:
+        if isinstance(entry, LeakageRecord | RunEvent):
             self._last = (entry.run, entry.server_round)
         try:
-            action()
+            hand(self.tracker)
         except Exception as error:
             if not self.lost:
                 name = type(self.tracker).__name__

@@ -1,6 +1,7 @@
 """Define the interface of trackers, which receive the numbers, events and images of a run."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -68,8 +69,47 @@ class KeepsTexts(Protocol):
         """Store one text, as token ids."""
 
 
+Entry = LeakageRecord | RunEvent | TextRecord | tuple[int, int, int, str]
+"""An entry of a run. An image is given by its round, client id, sample index and role."""
+
+
+class ForwardingTracker(ABC):
+    """A base class of trackers that pass each record, event, image and text on to other trackers.
+
+    A subclass defines to which trackers, in ``_pass_on``.
+    """
+
+    def log(self, record: LeakageRecord) -> None:
+        """Pass a record on."""
+        self._pass_on(record, lambda tracker: tracker.log(record))
+
+    def event(self, event: RunEvent) -> None:
+        """Pass an event on."""
+        self._pass_on(event, lambda tracker: tracker.event(event))
+
+    def image(
+        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
+    ) -> None:
+        """Pass an image, (C, H, W) in [0, 1], on."""
+        place = server_round, client_id, sample, role
+        self._pass_on(place, lambda tracker: tracker.image(*place, pixels))
+
+    def text(self, text: TextRecord) -> None:
+        """Pass a text on to trackers that take texts."""
+
+        def hand(tracker: Tracker) -> None:
+            if isinstance(tracker, KeepsTexts):
+                tracker.text(text)
+
+        self._pass_on(text, hand)
+
+    @abstractmethod
+    def _pass_on(self, entry: Entry, hand: Callable[[Tracker], None]) -> None:
+        """Pass an entry on, by a call of ``hand`` with each tracker that receives it."""
+
+
 @dataclass(frozen=True)
-class CompositeTracker:
+class CompositeTracker(ForwardingTracker):
     """A tracker that passes every record, event, image and text on to several trackers.
 
     If one of them raises an error, the others still receive the entry; the first error is raised
@@ -81,29 +121,12 @@ class CompositeTracker:
 
     trackers: Sequence[Tracker]
 
-    def log(self, record: LeakageRecord) -> None:
-        """Pass a record on to each tracker."""
-        self._each(lambda tracker: tracker.log(record))
-
-    def event(self, event: RunEvent) -> None:
-        """Pass an event on to each tracker."""
-        self._each(lambda tracker: tracker.event(event))
-
-    def image(
-        self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
-    ) -> None:
-        """Pass an image, (C, H, W) in [0, 1], on to each tracker."""
-        self._each(lambda tracker: tracker.image(server_round, client_id, sample, role, pixels))
-
-    def text(self, text: TextRecord) -> None:
-        """Pass a text on to each tracker that takes texts."""
-        for tracker in self.trackers:
-            if isinstance(tracker, KeepsTexts):
-                tracker.text(text)
-
     def close(self) -> None:
         """Close each tracker."""
         self._each(lambda tracker: tracker.close())
+
+    def _pass_on(self, entry: Entry, hand: Callable[[Tracker], None]) -> None:
+        self._each(hand)
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
         first_error: Exception | None = None
