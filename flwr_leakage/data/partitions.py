@@ -149,6 +149,10 @@ class DirichletSizePartition:
         return list(order.split(sizes.tolist()))
 
 
+MAX_DRAWS = 1000
+"""The number of draws of a ``DirichletPartition`` after which an error is raised."""
+
+
 @dataclass(frozen=True)
 class DirichletPartition:
     """A partition with label skew: the clients' shares of each class follow Dir(α, …, α).
@@ -162,21 +166,17 @@ class DirichletPartition:
         num_partitions: the number of clients, ≥ 1.
         alpha: the concentration α > 0.
         min_samples: the least number of samples of a client, ≥ 0; 0 allows empty clients.
-        max_draws: the number of draws after which an error is raised, ≥ 1.
     """
 
     num_partitions: int
     alpha: float
     min_samples: int = 1
-    max_draws: int = 1000
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha must be positive and finite, got {self.alpha}.")
         if self.min_samples < 0:
             raise ValueError(f"min_samples must be ≥ 0, got {self.min_samples}.")
-        if self.max_draws < 1:
-            raise ValueError(f"max_draws must be at least 1, got {self.max_draws}.")
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples in random order.
@@ -184,7 +184,7 @@ class DirichletPartition:
         ``labels`` (N,) int64 are the classes of the samples; ``generator`` makes all draws.
 
         Raises:
-            ValueError: none of ``max_draws`` draws gave every client ``min_samples``.
+            ValueError: none of ``MAX_DRAWS`` draws gave every client ``min_samples``.
         """
         _check_partitions(self.num_partitions, len(labels), self.min_samples)
         # torch offers no Dirichlet distribution that draws from a given generator, so that NumPy
@@ -192,7 +192,7 @@ class DirichletPartition:
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         classes = labels.unique(sorted=True)
         members = [(labels == label).nonzero().squeeze(1) for label in classes]
-        for _ in range(self.max_draws):
+        for _ in range(MAX_DRAWS):
             shares = random.dirichlet([self.alpha] * self.num_partitions, size=len(classes))
             ends = np.cumsum(shares, 1)[:, :-1] * np.array([[len(m)] for m in members])
             cuts = np.rint(ends).astype(np.int64)
@@ -201,7 +201,7 @@ class DirichletPartition:
             if np.diff(edges, axis=1).sum(0).min() >= self.min_samples:
                 return _deal(members, cuts, generator)
         raise ValueError(
-            f"no draw of {self.max_draws} with alpha={self.alpha} gave each of "
+            f"no draw of {MAX_DRAWS} with alpha={self.alpha} gave each of "
             f"{self.num_partitions} partitions {self.min_samples} samples of {len(labels)}; "
             f"raise alpha, or lower min_samples or num_partitions."
         )

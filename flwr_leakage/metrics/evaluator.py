@@ -28,6 +28,9 @@ from flwr_leakage.records import Batch, Direction, InputSpec, Measurement, Recon
 
 _SAFER: Direction = "larger is safer"
 _LEAKS: Direction = "larger leaks more"
+PSNR_CAP = 120.0
+"""The largest PSNR in dB that is reported. That of an exact match is infinite, and beyond some
+140 dB a PSNR is float32's rounding."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,10 @@ class Evaluator:
     the attack names at any place; inferred labels; and the rank of the original among other texts.
 
     Attributes:
-        psnr_cap_db: the largest PSNR in dB that is reported; a larger one, such as that of an exact
-            match, is reported as this number, with a note.
         lpips: how LPIPS is computed; ``None`` leaves LPIPS out.
     """
 
-    psnr_cap_db: float = 120.0
     lpips: Lpips | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.psnr_cap_db < math.inf:
-            raise ValueError(f"psnr_cap_db must be positive and finite, got {self.psnr_cap_db}.")
 
     def evaluate(
         self,
@@ -128,7 +124,7 @@ class Evaluator:
         measurements = [
             measure("mse", mse(ours, theirs).tolist(), "pixel²", _SAFER),
             measure("rmse", rmse(ours, theirs).tolist(), "pixel", _SAFER),
-            self._psnr(measure, ours, theirs),
+            _psnr(measure, ours, theirs),
             measure.tried("ssim", "1", _LEAKS, partial(ssim, ours, theirs)),
             measure("affine_psnr", _affine_psnr(ours, theirs), "dB", _LEAKS),
         ]
@@ -140,12 +136,6 @@ class Evaluator:
         if reference is not None:
             measurements += _against(reference, measure, ours, theirs, true_pixels)
         return Evaluation(measurements, assignment, matched)
-
-    def _psnr(self, measure: "_Rows", ours: Tensor, theirs: Tensor) -> Measurement:
-        decibels = psnr(ours, theirs).tolist() if len(ours) else []
-        cap = self.psnr_cap_db
-        notes = [f"at least {cap:g} dB; capped" if value > cap else "" for value in decibels]
-        return measure("psnr", [min(value, cap) for value in decibels], "dB", _LEAKS, notes)
 
 
 @dataclass(frozen=True)
@@ -272,14 +262,21 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
     return ""
 
 
+def _psnr(measure: _Rows, ours: Tensor, theirs: Tensor) -> Measurement:
+    """Return the PSNR in dB of each pair of images, at most ``PSNR_CAP``, with a note if capped."""
+    decibels = psnr(ours, theirs).tolist() if len(ours) else []
+    notes = [f"at least {PSNR_CAP:g} dB; capped" if v > PSNR_CAP else "" for v in decibels]
+    return measure("psnr", [min(v, PSNR_CAP) for v in decibels], "dB", _LEAKS, notes)
+
+
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
     """Return the PSNR in dB of each pair of images after a fit of brightness and contrast, at most
-    120.
+    ``PSNR_CAP``.
 
     The fit brings each reconstruction in ``ours`` nearest its original in ``theirs``.
     """
     fitted = fit_brightness_and_contrast(ours, theirs)
-    return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
+    return [min(value, PSNR_CAP) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
 
 
 def _against(
@@ -294,7 +291,7 @@ def _against(
     """
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")
-    blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]
+    blind = [min(v, PSNR_CAP) for v in psnr(guesses, truth).tolist()]
     found = [every("blind_psnr", blind, "dB", "", [reference.meaning] * len(blind))]
     # The fit turns a constant guess into the original's mean grey level. No fitted image has a
     # lower PSNR than that, so for such a guess the value is a floor for ``affine_psnr``.

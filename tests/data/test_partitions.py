@@ -85,8 +85,8 @@ def test_same_generator_same_clients(partition):
         (lambda: DirichletPartition(10, 1.0, min_samples=-1), "min_samples must be ≥ 0, got -1"),
         (lambda: DirichletPartition(10, 1.0, min_samples=101), "need 1010 samples, got 1000"),
         (
-            lambda: DirichletPartition(50, 0.01, min_samples=20, max_draws=3),
-            "no draw of 3 with alpha=0.01 gave each of 50 partitions 20 samples",
+            lambda: DirichletPartition(50, 0.01, min_samples=20),
+            "no draw of 1000 with alpha=0.01 gave each of 50 partitions 20 samples",
         ),
     ],
 )
