@@ -29,7 +29,7 @@ from flwr_leakage.flower.arrays import NotFiniteError, diverged
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.log_lines import tell_end, tell_round
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
+from flwr_leakage.flower.observed import told_audit
 from flwr_leakage.flower.part import Part, Variates, change_made, observation_of
 from flwr_leakage.flower.replies import MAX_EXAMPLES
 from flwr_leakage.flower.undisturbed import guarded, random_states_kept
@@ -47,23 +47,19 @@ class LegacyHonestButCurious(Strategy):
 
     Every method of the wrapped strategy works as without the wrapper. Under secure aggregation the
     strategy is shown the same model for all clients. Then only their mean update is known, and the
-    audit's threat model must have ``view="aggregate"``.
+    audit's threat model must have ``view="aggregate"``. Clients tell their partition id in the fit
+    metric ``partition-id``. Their results are recorded under this id, and compared with this
+    partition's samples. A client that tells no id, or one that contradicts another client's, is
+    known by its node id.
 
     Args:
         strategy: the strategy that trains.
         audit: the audit that attacks the observed updates.
-        client_id_key: the name of the fit metric in which clients tell their partition id. A
-            client's results are recorded under this id, and compared with this partition's samples.
-            A client that tells no id, or one that contradicts another client's, is known by its
-            node id.
     """
 
-    def __init__(
-        self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
-    ) -> None:
+    def __init__(self, strategy: Strategy, audit: ServerAudit) -> None:
         self.strategy = strategy
         self.audit = audit
-        self.client_id_key = client_id_key
         self._names = ClientNames()
         self.heard = Heard(audit, self._names)
         self._sent: dict[str, Parameters] = {}
@@ -308,7 +304,7 @@ class LegacyHonestButCurious(Strategy):
         return params, buffers, part.variates(named, self.audit.gradient_map)
 
     def _claim(self, fit: FitRes) -> int | None:
-        claim = fit.metrics.get(self.client_id_key)
+        claim = fit.metrics.get("partition-id")
         if isinstance(claim, int) and not isinstance(claim, bool) and 0 <= claim < 2**63:
             return claim
         return None
@@ -332,12 +328,6 @@ def observe_legacy(
     *,
     attack: Attack | str | None = DEFAULT_ATTACK,
     threat: ThreatModel | None = None,
-    max_samples: int | None = 64,
-    max_seconds: float | None = MAX_SECONDS,
-    max_round_seconds: float | None = MAX_ROUND_SECONDS,
-    max_bytes: int | None = MAX_BYTES,
-    truth: str | Path | None = None,
-    client_id_key: str = "partition-id",
     **settings: Any,
 ) -> "ObservedLegacy":
     """Return a strategy that trains like the given one of ``flwr.server``, and audits each round.
@@ -359,33 +349,18 @@ def observe_legacy(
             or the mean of all).
         threat: the attacker's knowledge. By default the attacker knows only the clients' mean
             update, as under secure aggregation.
-        max_samples: the largest number of samples that the steps of an attacked client use, all
-            steps together; clients beyond it are only recorded. ``None`` attacks all, which may
-            take hours.
-        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for no limit.
-        max_round_seconds: the CPU seconds that all attacks of a round may take; ``None`` for no
-            limit.
-        max_bytes: the bytes that an attack on a target may need by an estimate; ``None`` for no
-            limit.
-        truth: in a simulation, the folder into which clients write their samples: the argument
-            ``truth`` of the clients' ``audit``.
-        client_id_key: the name of the fit metric in which clients tell their partition id.
-        settings: further settings of :class:`ServerAudit`.
+        settings: ``max_samples``, ``max_seconds``, ``max_round_seconds``, ``max_bytes`` and
+            ``truth``, as of :func:`~flwr_leakage.flower.observe`, and further settings of
+            :class:`ServerAudit`.
 
     Raises:
-        TypeError: the model is neither a module of torch nor a gradient map.
+        TypeError: the model is neither a module of torch nor a gradient map, or there is no such
+            setting.
         FileExistsError: the folder already holds a run.
     """
-    audit = told_audit(
-        model, folder, spec, schedule, max_samples, truth,
-        attack=attack,
-        threat=threat or ThreatModel(view="aggregate"),
-        max_seconds=max_seconds,
-        max_round_seconds=max_round_seconds,
-        max_bytes=max_bytes,
-        **settings,
-    )  # fmt: skip
-    observed = ObservedLegacy(strategy, audit, client_id_key)
+    threat = threat or ThreatModel(view="aggregate")
+    audit = told_audit(model, folder, spec, schedule, attack=attack, threat=threat, **settings)
+    observed = ObservedLegacy(strategy, audit)
     observed.finish = weakref.finalize(observed, _finish, audit, observed.heard, Path(folder))
     return observed
 
@@ -399,10 +374,8 @@ class ObservedLegacy(LegacyHonestButCurious):
 
     finish: "weakref.finalize[..., Any]"
 
-    def __init__(
-        self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
-    ) -> None:
-        super().__init__(strategy, audit, client_id_key)
+    def __init__(self, strategy: Strategy, audit: ServerAudit) -> None:
+        super().__init__(strategy, audit)
         # For these rounds the server's own evaluation was already recorded.
         self._evaluated: set[int] = set()
 

@@ -27,6 +27,9 @@ from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.tracking import JsonlTracker
 
+MAX_SAMPLES = 64
+"""The default limit on the samples that the steps of an attacked client use, all steps together."""
+
 MAX_SECONDS = 60.0
 """The default limit on the CPU seconds of an attack on one target, an update or a mean update. The
 portfolio of attacks ended within this time on 23 of its 30 held-out cases
@@ -52,7 +55,7 @@ def observe(
     attack: Attack | str | None = DEFAULT_ATTACK,
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
-    max_samples: int | None = 64,
+    max_samples: int | None = MAX_SAMPLES,
     max_seconds: float | None = MAX_SECONDS,
     max_round_seconds: float | None = MAX_ROUND_SECONDS,
     max_bytes: int | None = MAX_BYTES,
@@ -117,11 +120,13 @@ def observe(
             f"there is observe_legacy."
         )
     audit = told_audit(
-        model, folder, spec, schedule, max_samples, truth,
+        model, folder, spec, schedule,
         attack=attack,
+        max_samples=max_samples,
         max_seconds=max_seconds,
         max_round_seconds=max_round_seconds,
         max_bytes=max_bytes,
+        truth=truth,
         candidates=candidates,
         **settings,
     )  # fmt: skip
@@ -137,9 +142,13 @@ def told_audit(
     folder: str | Path,
     spec: InputSpec | None,
     schedule: LocalSchedule | None,
-    max_samples: int | None,
-    truth: str | Path | None,
+    *,
     attack: Attack | str | None,
+    max_samples: int | None = MAX_SAMPLES,
+    max_seconds: float | None = MAX_SECONDS,
+    max_round_seconds: float | None = MAX_ROUND_SECONDS,
+    max_bytes: int | None = MAX_BYTES,
+    truth: str | Path | None = None,
     **settings: Any,
 ) -> ToldAudit:
     """Return the audit that ``observe`` and ``observe_legacy`` use, which records into ``folder``.
@@ -160,7 +169,7 @@ def told_audit(
         settings.setdefault("evaluator", Evaluator())
     mode = gradient_map.batch_norm if gradient_map is model else None
     if attack is not None:
-        settings.setdefault("progress", LogProgress(settings.get("max_seconds")))
+        settings.setdefault("progress", LogProgress(max_seconds))
     return ToldAudit(
         gradient_map,
         spec or UNTOLD_SPEC,
@@ -168,6 +177,9 @@ def told_audit(
         JsonlTracker(folder) if attack is None else RecentRecords(folder),
         attack=load_preset(attack) if isinstance(attack, str) else attack,
         given=Given(spec, schedule, mode, max_samples),
+        max_seconds=max_seconds,
+        max_round_seconds=max_round_seconds,
+        max_bytes=max_bytes,
         **settings,
     )
 
