@@ -130,7 +130,8 @@ def check_replay(
         return ReplayCheck(None, num_steps=training.num_steps, problem=str(error))
     end = {name: names[name].live.detach() for name in names}
     shown = {name: sent[name] for name in parameters}
-    multiple = multiple_sent(shown, received, end) if _gap(shown, end, received) else 0.0
+    sent_as_trained = is_rounded({name: end[name] for name in shown}, received, shown)
+    multiple = 0.0 if sent_as_trained else multiple_sent(shown, received, end)
     if multiple:
         sent = {**sent, **{
             name: (_double(received[name]) + _double(value) / multiple).to(end[name].dtype)
@@ -143,8 +144,7 @@ def check_replay(
         for name in parameters:
             kept = training.after_kept[id(names[name].live)]
             target[name] = _double(sent[name]) - _double(end[name]) + _double(kept)
-    update = {name: _double(target[name]) - _double(received[name]) for name in parameters}
-    gap = {name: _double(target[name]) - _double(replayed[name]) for name in parameters}
+    update, gap = _change(target, received, parameters), _change(target, replayed, parameters)
     by_entry = {name: _ratio(gap[name].norm(), update[name].norm()) for name in parameters}
     residual = _ratio(norm(gap.values()), norm(update.values()))
     causes: tuple[str, ...] = ()
@@ -192,20 +192,6 @@ def _personal(
     ]
     back = tuple(name for name in trained if _same(received[name], sent[name]))
     return back if len(back) < len(trained) else ()
-
-
-def _gap(
-    sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
-) -> bool:
-    """Return whether ‖sent − end‖ exceeds ``TOLERANCE`` times the norm of the update, end −
-    received.
-
-    ``received`` and ``end`` are the tensors before and after the training, ``sent`` those that the
-    client sends.
-    """
-    trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
-    gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
-    return _ratio(norm(gap.values()), norm(trained.values())) > TOLERANCE
 
 
 def _remarks(
@@ -259,8 +245,7 @@ def is_rounded(
     """
     if any(n not in sent or sent[n].shape != value.shape for n, value in trained.items()):
         return False
-    gap = {name: _double(sent[name]) - _double(value) for name, value in trained.items()}
-    update = {name: _double(sent[name]) - _double(received[name]) for name in trained}
+    gap, update = _change(sent, trained, trained), _change(sent, received, trained)
     return _ratio(norm(gap.values()), norm(update.values())) <= TOLERANCE
 
 
@@ -275,20 +260,16 @@ def _causes(
     if own:
         yield f"{some_were(own)} not the server's before training"
     parameters = [name for name, named in names.items() if named.is_parameter]
-    if _gap({name: sent[name] for name in parameters}, end, received):
-        trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
-        released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
-        yield _after_training(trained, released)
+    if not is_rounded({name: end[name] for name in parameters}, received, sent):
+        trained = _change(end, received, parameters)
+        yield _after_training(trained, _change(sent, received, parameters))
     # This replay starts from the parameters that the client had before its first step. So if its
     # result differs from the client's, the steps are the cause, and not the start.
     again = replay(training, names, {})
-    last = {
-        name: _double(training.after_kept.get(id(names[name].live), end[name]))
-        for name in parameters
-    }
-    trained = {name: _double(again[name]) - _double(names[name].before) for name in parameters}
-    seen = {name: last[name] - _double(names[name].before) for name in parameters}
-    drift = norm(seen[name] - trained[name] for name in parameters)
+    before = {name: names[name].before for name in parameters}
+    last = {name: training.after_kept.get(id(names[name].live), end[name]) for name in parameters}
+    trained, seen = _change(again, before, parameters), _change(last, before, parameters)
+    drift = norm(subtract(seen, trained).values())
     if _ratio(drift, norm(trained.values())) <= TOLERANCE:
         return
     rescaled = sum(step.rescaled_to is not None for step in training.steps)
@@ -373,6 +354,13 @@ def _after_training(trained: Params, released: Params) -> str:
 
 def _same(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left.detach().cpu(), right.detach().cpu().to(left.dtype))
+
+
+def _change(
+    after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]
+) -> Params:
+    """Return ``after − before`` in double precision, for the tensors of these names."""
+    return {name: _double(after[name]) - _double(before[name]) for name in names}
 
 
 def _double(value: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Describe a client's training by facts that say nothing of its samples."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,11 @@ from flwr_leakage.capture.samples import (
 )
 from flwr_leakage.capture.sent import ANOTHER_MULTIPLE, PARAMETERS, SENDS
 from flwr_leakage.capture.training import CapturedTraining, sgd_settings
-from flwr_leakage.conventions import public_normalization, public_statistics
+from flwr_leakage.conventions import (
+    normalizations_agree,
+    public_normalization,
+    public_statistics,
+)
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.schedules import MAX_STEPS, no_sgd
@@ -424,7 +428,7 @@ def differences(
         found.append(f"inputs of shape {facts.shape}, assumed {spec.shape}")
     elif facts.shape and (facts.normalization or facts.mean):
         by = facts.spec()
-        if not (_near(by.mean, spec.mean) and _near(by.std, spec.std)):
+        if not normalizations_agree(by, spec):
             found.append(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
@@ -434,13 +438,6 @@ def differences(
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)
-
-
-def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
-    """Return whether two means or standard deviations agree within 0.5/255 in each channel."""
-    return len(told) == len(assumed) and all(
-        abs(left - right) <= 0.5 / 255 for left, right in zip(told, assumed, strict=True)
-    )
 
 
 def _check_told(facts: TrainingFacts) -> None:
