@@ -102,13 +102,14 @@ class ResNet(nn.Module):
     At 32×32 (``stem="small"``) the first convolution is 3×3 with stride 1 and no max pooling
     follows it (He et al. 2016, Section 4.2). At 224×224 (``stem="large"``) it is 7×7 with stride 2,
     before a 3×3 max pooling with stride 2 (their Section 3.3). Each stage after the first halves
-    the resolution and doubles the channels. A subclass sets how many blocks each stage has, and
-    their class.
+    the resolution and doubles the channels. A subclass sets how many blocks each stage has, their
+    class, and the default width.
 
     Args:
         input_shape: (C, H, W) of an input.
         num_classes: the number K of classes.
-        width: the number of channels of the first stage, before ``width_factor``.
+        width: the number of channels of the first stage, before ``width_factor``; ``None`` for the
+            class's ``default_width``.
         width_factor: the factor of the number of channels of all stages.
         skip_connections: whether blocks add their input.
         activation: the name of the activation, such as ``relu``; see ``make_activation``.
@@ -117,12 +118,13 @@ class ResNet(nn.Module):
 
     stage_sizes: ClassVar[tuple[int, ...]]
     block_kind: ClassVar[type[BasicBlock] | type[Bottleneck]] = Bottleneck
+    default_width: ClassVar[int] = 64
 
     def __init__(
         self,
         input_shape: Sequence[int],
         num_classes: int,
-        width: int = 64,
+        width: int | None = None,
         width_factor: int = 1,
         skip_connections: bool = True,
         activation: str = "relu",
@@ -130,6 +132,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(input_shape, num_classes)
+        width = self.default_width if width is None else width
         check_positive(width=width, width_factor=width_factor)
         if stem not in ("small", "large"):
             raise ValueError(f"stem must be small or large, got {stem!r}.")
@@ -163,31 +166,11 @@ class ResNet8(ResNet):
 
     The family has 6n + 2 layers, and here n = 1. Where the shape changes, a block's input is added
     after a 1×1 convolution (option B); the paper's CIFAR networks pad it with zeros (option A).
-
-    Args:
-        input_shape: (C, H, W) of an input.
-        num_classes: the number K of classes.
-        width: the number of channels of the first stage, before ``width_factor``.
-        width_factor: the factor of the number of channels of all stages.
-        skip_connections: whether blocks add their input.
-        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     stage_sizes = (1, 1, 1)
     block_kind = BasicBlock
-
-    def __init__(
-        self,
-        input_shape: Sequence[int],
-        num_classes: int,
-        width: int = 16,
-        width_factor: int = 1,
-        skip_connections: bool = True,
-        activation: str = "relu",
-    ) -> None:
-        super().__init__(
-            input_shape, num_classes, width, width_factor, skip_connections, activation
-        )
+    default_width = 16
 
 
 class ResNet18(ResNet):
