@@ -16,14 +16,10 @@ from flwr_leakage.report.attempts import (
     condition_told,
     ended,
     fates,
-    graded,
-    grouped_by_client,
     identified,
-    identifying_told,
     labels_inferred,
     labels_right,
     limit_told,
-    most_at_risk_first,
     pool_of,
     seen_of,
     tally,
@@ -65,13 +61,11 @@ class Advice(NamedTuple):
 
     Attributes:
         headline: the answer in a sentence of at most 20 words.
-        answer: the answer with all findings that it rests on.
         lines: the steps to take, in at most five short lines.
         steps: the steps to take at length, with the measurements behind them.
     """
 
     headline: str
-    answer: str
     lines: tuple[Line, ...]
     steps: tuple[Step, ...]
 
@@ -100,23 +94,14 @@ def advise(
     nothing_seen = worth(index, events, metadata, found, fate)
     if leaking:
         headline = f"Not as it is: the server can see {_what(found)}, from {_briefly(leaking)}."
-        answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
         whose = _briefly(partly)
         what = f"parts of {_partly_seen(found)} of"
         headline = f"Not without a decision: {what} {whose} can be seen."
-        answer = (
-            f"Not without a decision. P{what[1:]} {named(partly)} can be seen "
-            f"from what the server receives, and a stronger attack may show more."
-        )
     else:
-        headline, answer = nothing_seen.headline, nothing_seen.answer
+        headline = nothing_seen.headline
     at_risk = leaking | partly
-    steps = [Step("Mend first", _to_mend(unsure))]
-    if at_risk:
-        steps.append(_what_helps(index, asked, at_risk, metadata))
-    exposed = [*([_at_risk(found, at_risk)] if at_risk else []), *_labels_at_risk(index)]
-    steps.insert(0, Step("Who is at risk", " ".join(exposed)))
+    steps = [_what_helps(index, asked, at_risk, metadata)] if at_risk else []
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
     if leaking or (not partly and nothing_seen.asks_to_pause and nothing_seen.level == "partly"):
         do = _test(nothing_seen, metadata)
@@ -132,7 +117,7 @@ def advise(
     else:
         steps.append(do)
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
-    return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
+    return Advice(headline, lines, tuple(step for step in steps if step.text))
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
@@ -219,7 +204,10 @@ def _changes(
     The first is on a defense of each update, and the second on differential privacy or secure
     aggregation. ``asked`` are the defenses that were tried on copies of the run's updates.
     """
-    told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
+    told = "; ".join(
+        f"here {each.name} {_result(each, {a.key[1] for a in each.under})}"
+        for each in asked[:MAX_DEFENSES]
+    )
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
     if not is_simulation(metadata):
@@ -356,17 +344,6 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
     ]
 
 
-def _labels_at_risk(index: Index) -> list[str]:
-    """Return a sentence that names the clients of many samples whose labels were inferred better
-    than by a guess; empty if there are none.
-    """
-    better = better_than_guess(index)
-    if not better:
-        return []
-    text = f"{named({*better})}: labels inferred better than by a guess (Clients of many "
-    return [f"{text[0].upper()}{text[1:]}{index.sample.many})."]
-
-
 def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
     """Return two sentences, on differential privacy and on secure aggregation as protections."""
     sums = "threat=ThreatModel(view='aggregate')"
@@ -396,25 +373,13 @@ def _partly_seen(found: Sequence[Attempt]) -> str:
 
 
 def _briefly(clients: set[int]) -> str:
-    """Return words for clients: their numbers, or their count if these take over five words."""
-    told = named(clients, 3)
-    return told if len(told.split()) <= 5 else count(len(clients), "client")
-
-
-def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """Return a sentence on whose samples the server sees, and how many.
-
-    ``leaking`` are the clients with a sample whose reconstruction is exact or recognisable.
+    """Return words for clients: their numbers, or their count if these take over five words. The
+    words for −1, the mean of all updates, are “the aggregate”.
     """
-    each = worst_by_image(found)
-    parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
-    partly = sum(attempt.grade == "partly" for attempt in each)
-    whom = leaking | parts
-    what = f"{_what(found)} (exact or recognisable)" + f" and {partly} more in part" * bool(partly)
-    return f"What {named(whom)} {verb(whom, 'sends', 'send')} lets the server see {what}"
-
-
-MAX_CLIENTS = 4
+    if min(clients) < 0:
+        return "the aggregate"
+    told = several(sorted(clients), limit=3)
+    return told if len(told.split()) <= 5 else count(len(clients), "client")
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
@@ -422,80 +387,6 @@ def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
     the grades.
     """
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
-
-
-def named(clients: set[int], limit: int = 8) -> str:
-    """Return words for clients: their numbers, or their count if there are over ``limit`` numbers
-    and spans.
-
-    The words for −1, the mean of all updates, are “the aggregate”.
-    """
-    return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
-
-
-def verb(clients: set[int], one: str, many: str) -> str:
-    """Return the word ``one`` for a single client, and ``many`` for several."""
-    return one if len(clients) == 1 else many
-
-
-def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
-    """Return sentences on how many samples of each client in ``at_risk`` are seen, and in which
-    rounds.
-    """
-    groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
-    told = []
-    for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
-        here = groups[client]
-        tried = count(len(here), "attempt")
-        told.append(f"{named({client})}: of {tried} {graded(tally(here))}; seen {_when(here)}")
-    more = len(groups) - len(told)
-    rest = f"; and {count(more, 'other client')} (see Clients and classes)" if more else ""
-    text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
-    return f"{text}. An attempt is one {found[0].sample.one} in one attacked round."
-
-
-def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds in which ``here``, the attacks on a client's samples, show one of
-    them, wholly or in part.
-    """
-    attacked = sorted({a.key[0] for a in here})
-    seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
-    parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
-    if seen == attacked and len(seen) > 1:
-        return f"in every attacked round ({several(seen, 'round')})"
-    told = [f"in {several(seen, 'round')}"] if seen else []
-    told += [f"in part in {several(parts, 'round')}"] if parts else []
-    whole = f" (attacked: {several(attacked, 'round')})" if len(attacked) > 1 else ""
-    return f"{', '.join(told)}{whole}"
-
-
-def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
-    """Return words for the clients' images with a reconstruction of one of the grades.
-
-    ``here`` are the attacks on images, of other clients too. A single image is named as in “an
-    image of client 3”. Each image counts once, by the attack on it that shows most.
-    """
-    theirs = [a for a in here if a.key[1] in clients]
-    each = worst_by_image(theirs) or theirs
-    noun = here[0].sample.many
-    if sum(a.grade in grades for a in each) == 1:
-        noun = f"the {here[0].sample.one}" if len(each) == 1 else here[0].sample.a
-    return f"{noun} of {named(clients, MAX_CLIENTS)}"
-
-
-def _to_mend(unsure: set[int]) -> str:
-    """Return a warning on the clients whose training, repeated, does not give the update that they
-    sent.
-
-    ``unsure`` are these clients. The text is empty if there are none.
-    """
-    if not unsure:
-        return ""
-    return (
-        f"What {named(unsure)} sent is not what {verb(unsure, 'it was', 'they were')} seen to "
-        f"train (replay check). Where nothing was found there, that counts for nothing. What was "
-        f"found was found all the same."
-    )
 
 
 def _what_helps(
@@ -549,57 +440,26 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
     ``at_risk`` are the clients whose samples are seen.
     """
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
-    under = [a for a in remedy.under if a.key[1] in at_risk]
-    if not under:
+    if not any(a.key[1] in at_risk for a in remedy.under):
         return f"{name} was not measured on them."
-    still = with_grade(under, LEAKED)
-    if still:
-        text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
-        if parts := with_grade(under, ("partly",)) - still:
-            shown = _images(under, parts, ("partly",))
-            text += f", and {shown} still {verb(parts, 'shows', 'show')} in part"
-    elif with_grade(under, ("partly",)):
-        noun = under[0].sample.one
-        text = f"hides it in part at most: no {noun} is exact or recognisable, but parts show"
-    elif not tally(under):
-        text = "was tried without a result that can be graded"
-    elif _is_cut_off(remedy, at_risk):
-        text = "hid it from an attack that was cut off"
-    else:
-        text = "hides it from this attack"
     means = f", by which {remedy.does}," if remedy.does else ""
-    return f"{name}{remedy.setting}{means} {text}."
+    return f"{name}{remedy.setting}{means} {_result(remedy, at_risk)}."
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
 
-    The note tells how many images of these clients are still seen, how much the defense changes an
-    update as a share of its norm, and how many attacks the time limit ended. The note is empty if
-    none of these updates was attacked.
+    The note tells how much the defense changes an update as a share of its norm, and how many
+    attacks the time limit ended. The note is empty if none of these updates was attacked.
     """
-    both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
-    if not both[1]:
+    if not any(a.key[1] in at_risk for a in remedy.under):
         return ""
-    by_image = all(map(worst_by_image, both))
-    noun = both[1][0].sample.many if by_image else "attempts"
-    before, under = (worst_by_image(found) if by_image else found for found in both)
-    told = [
-        f"{sum(a.grade in LEAKED for a in under)} of {len(under)} {noun} are seen (without it "
-        f"{sum(a.grade in LEAKED for a in before)})",
-        f"{sum(a.grade == 'partly' for a in under)} in part",
-    ]
-    if not tally(under):
-        told = ["no result that can be graded"]
-    first, ranked = identified(both[1])
-    if first:
-        whole = count(ranked, "attempt")
-        told.append(f"{first} of {whole} still {'tells' if first == 1 else 'tell'} the original")
+    told = "the change of an update was not recorded"
     if remedy.change is not None:
         size = f"{100 * remedy.change:.0f} % of its size (Euclidean norm, median)"
-        told.append(f"an update changes by {size}, which says little of accuracy")
+        told = f"an update changes by {size}, which says little of accuracy"
     ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
-    return f"Under {remedy.name}: {'; '.join(told)}.{told_of_time(ended)}"
+    return f"Under {remedy.name}: {told}.{told_of_time(ended)}"
 
 
 def _go_on_if(
@@ -639,17 +499,17 @@ def _go_on_if(
             "a run shows little, and only a bound counts, such as ε.",
             *(["No more labels are inferred than by chance, or they may be known."] * bool(labels)),
         ),
-        note=identifying_told(found),
     )
 
 
-def _result(remedy: Remedy) -> str:
-    if with_grade(remedy.under, SEEN):
-        leaks = with_grade(remedy.under, LEAKED)
-        return "left leaks" if leaks else "let parts show"
-    if not any(a.grade for a in remedy.under):
+def _result(remedy: Remedy, clients: set[int]) -> str:
+    """Return words for the effect of a defense on the samples of ``clients``."""
+    under = [attempt for attempt in remedy.under if attempt.key[1] in clients]
+    if with_grade(under, SEEN):
+        return "left leaks" if with_grade(under, LEAKED) else "let parts show"
+    if not tally(under):
         return "gave no result"
-    if _is_cut_off(remedy, {a.key[1] for a in remedy.under}):
+    if _is_cut_off(remedy, clients):
         return "hid them from an attack that was cut off"
     return "hid them from this attack"
 
@@ -671,7 +531,7 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
         return f"{text}: of clients with {large} nothing was seen here{but}."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
-    were = verb(larger, "was", "were")
+    were = "was" if len(larger) == 1 else "were"
     why = f", as {_briefly(larger)}, with more, {were} not attacked" if larger else ""
     large = f" (what-ifs: see Clients of many {index.sample.many})"
     tried = large if index.names("probe") else ""

@@ -743,17 +743,6 @@ def condition_told(found: Sequence[Attempt], planned: tuple[int, int] | None = N
     return f"{often}; chance alone gives more in {100 * SURE:g} % of runs or fewer."
 
 
-def identifying_told(found: Sequence[Attempt]) -> str:
-    """Return a note on when an attack on a sample identifies its original."""
-    others = pool_of(found) - 1
-    noun = found[0].sample if found else IMAGE
-    among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"
-    return (
-        f"An attempt identifies its original if its result is more like it than like "
-        f"{among}. How many originals the identification misses is not known."
-    )
-
-
 def pool_size(attempt: Attempt) -> int:
     """Return the number of candidates among which an attack's original was looked for; 0 if
     unknown.

@@ -320,9 +320,7 @@ def conclusion(run_folder: str | Path) -> str:
     verdict = judge(index, run.events, run.metadata)
     advice = advise(index, run.metadata, remedies(index, run.metadata), run.events)
     report = (Path(run_folder) / "report.html").resolve()
-    told = f"{verdict.sentence}\nMay training go on? {advice.answer}"
-    if verdict.sentence.startswith(advice.answer):
-        told = f"May training go on? {verdict.sentence}"
+    told = f"{verdict.sentence}\nMay training go on? {advice.headline}"
     return "\n".join((told, *advice.do, f"Report: {report}"))
 
 

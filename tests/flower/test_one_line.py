@@ -25,6 +25,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Part, Reconstruction
 from flwr_leakage.report.advice import advise
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.verdict import judge
 from flwr_leakage.scores import GradientNorm
 from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.testing import check
@@ -269,7 +270,8 @@ def test_a_client_of_another_optimizer_is_not_attacked_and_the_report_says_what_
     app = audited(client_app(optimizer=lambda p: torch.optim.Adam(p)))
     _, data, _ = run(tmp_path / "run", app, attack="idlg")
     advice = advise(Index(data.records), data.metadata, [], data.events)
-    assert "Clients 0 and 1 were not attacked: the optimizer is Adam, and no SGD" in advice.answer
+    sentence = judge(Index(data.records), data.events, data.metadata).sentence
+    assert "Clients 0 and 1 were not attacked: the optimizer is Adam, and no SGD" in sentence
     (do,) = advice.do
     assert do.startswith(
         "For clients 0 and 1: observe(…, spec=…, schedule=LocalSchedule(…)); the attack assumes"

@@ -26,7 +26,6 @@ def test_the_whole_page(run_folder):
         "original best 98 %",
         "recognisable or exact 243 88 % 96 % 98 % 0 %",
         "May training go on? Not as it is: the server can see private images, from clients 1 and",
-        "Not as it is. What clients 1 and 2 send lets the server see",
         "Replay check not done: nothing shows that what was attacked",
         "Attack could not be applied, or gave no result, on 1 of 6 attacked updates (client 2)",
         "it was given: the true labels; each client’s update on its own.",

@@ -34,6 +34,7 @@ from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts, does, fates, unexplained
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.tried import worth
 from flwr_leakage.report.verdict import judge, limits_told
 from flwr_leakage.simulation.config import compose
 from flwr_leakage.testing import check
@@ -46,12 +47,14 @@ LIFTED = "attack.max_seconds=null num_rounds=2"
 
 
 def told(data: RunData, **metadata):
-    """The verdict, the answer, the steps by their terms, and the head of a run."""
+    """The verdict, the answer where no sample is seen, the steps by their terms, and the head."""
     index, metadata = Index(data.records), {**data.metadata, **metadata}
     verdict = judge(index, data.events, metadata)
     advice = advise(index, metadata, remedies(index, metadata), data.events)
-    head = limits_told(index, fates(index), attempts(index), metadata)
-    return verdict, advice.answer, {step.term: step for step in advice.steps}, head
+    found, fate = attempts(index), fates(index)
+    head = limits_told(index, fate, found, metadata)
+    answer = worth(index, data.events, metadata, found, fate).answer
+    return verdict, answer, {step.term: step for step in advice.steps}, head
 
 
 def simulated(monkeypatch, root, *overrides, app=None):
@@ -297,7 +300,7 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
     assert helps.startswith(
         "Not established: the time limit ended the attack on every update under halving"
     )
-    assert helps.endswith("Halving hid it from an attack that was cut off.")
+    assert helps.endswith("Halving hid them from an attack that was cut off.")
     advice = advise(Index(data.records), {}, remedies(Index(data.records), {}), data.events)
     [changes] = [line.items for line in advice.lines if line.items]
     assert "here halving hid them from an attack that was cut off" in " ".join(changes)
@@ -308,11 +311,11 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
         for name in (("stopped_by_budget",) if key[2] < 0 else ("psnr", "blind_psnr"))
     ]
     helps = told(replace(data, records=(*data.records, *records)))[2]["Defenses tried"].text
-    assert helps.startswith("Halving hid it from an attack that was cut off. Noise hides it from")
+    assert helps.startswith("Halving hid them from an attack that was cut off. Noise hid them")
     assert "Of halving it is not established: the time limit ended the attack" in helps
     whole = audited(tmp_path / "whole", "leak", "found", what_ifs=what_ifs)
     helps = told(whole)[2]["Defenses tried"].text
-    assert helps == "Halving hides it from this attack."
+    assert helps == "Halving hid them from this attack."
 
 
 def test_what_a_defense_let_show_takes_no_more_time_to_establish(tmp_path):
@@ -326,9 +329,7 @@ def test_what_a_defense_let_show_takes_no_more_time_to_establish(tmp_path):
     config = {"choices": {}, "server": {"attack_max_seconds": 30, "what_if_max_seconds": 4}}
     data = replace(data, records=tuple(shown))
     step = told(data, config=config)[2]["Defenses tried"]
-    assert step.text == (
-        "Halving hides it in part at most: no image is exact or recognisable, but parts show."
-    )
+    assert step.text == "Halving let parts show."
     assert step.commands == () and "time limit ended the attack on 1 of 1" in step.note
     index = Index(data.records)
     lines = advise(index, {"config": config}, remedies(index, {"config": config})).lines
