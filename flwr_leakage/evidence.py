@@ -37,7 +37,7 @@ from flwr_leakage.report.story import (
     sentences,
     withheld_from_attacker,
 )
-from flwr_leakage.report.verdict import judge, labels_told, left_untested, not_covered
+from flwr_leakage.report.verdict import judge, labels_told, labels_untested, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
 from flwr_leakage.tracking.text import plain_text
@@ -281,7 +281,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         behind = next((RESTS_ON[start] for start in RESTS_ON if text.startswith(start)), None)
         add("What else is known", text, _of(behind[0], names=behind[1]) if behind else None)
     uncovered = not_covered(index.sample, members is not None)
-    for text in (*uncovered, *left_untested(index, fate)):
+    for text in (*uncovered, labels_untested(index.sample)):
         add("What was not tested", text, None, METHOD)
     add("As information", RELIANCE, None, METHOD)
     for text in INFORMATION:

@@ -8,9 +8,7 @@ from typing import Any
 
 from flwr_leakage.report.attempts import (
     attempts,
-    fates,
     graded,
-    left_out,
     limit_told,
     tally,
 )
@@ -28,11 +26,6 @@ from flwr_leakage.report.index import (
 )
 from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import is_defended
-
-MAX_REASONS = 4
-"""The largest number of reasons why clients were not attacked that the section names, a choice of
-layout.
-"""
 
 MAX_CLIENTS = 4
 """The largest number of clients that the head of the section names. They are sorted by how far the
@@ -57,7 +50,6 @@ class LargeClientsSection:
         blind: words for the share that the better of two guesses without the client's update has
             right.
         head: the sentences at the head of the section.
-        why: why no sample of these clients was attacked; empty if all were.
         labels: a table of updates with the inferred number of samples of each class.
         probe: a table of attacks on single steps that no client sent, by the number of samples.
         scores: a table of the scores that such a client can compute, with their cost.
@@ -66,7 +58,6 @@ class LargeClientsSection:
     right: str | None
     blind: str
     head: str
-    why: str
     labels: Table
     probe: Table
     scores: Table
@@ -120,9 +111,7 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
             f"{mean:.0f} % of the inferred labels are expected to be right."
         )
     head = " ".join([*told, seen]).strip()
-    return LargeClientsSection(
-        share, guess, head, _why(index), labels, probe, _scores(index.sample)
-    )
+    return LargeClientsSection(share, guess, head, labels, probe, _scores(index.sample))
 
 
 def _scores(noun: Sample) -> Table:
@@ -158,23 +147,6 @@ def _scores(noun: Sample) -> Table:
             f"docs/scores.md.",
         ),
         texts=columns[1:],
-    )
-
-
-def _why(index: Index) -> str:
-    """Return sentences on clients and rounds without an attack, and the reasons; empty if there are
-    none.
-    """
-    clients, rounds = left_out(fates(index), index.sample)
-    told = [*clients, *(f"anybody in {each}" for each in rounds)]
-    if not told:
-        return ""
-    left, noun = len(told) - MAX_REASONS, index.sample.many
-    more = f"; and for {count(left, 'other reason')} (see Clients and classes)" * (left > 0)
-    return (
-        f"No attack on {noun} was made on {'; on '.join(told[:MAX_REASONS])}{more}. An attack on "
-        f"{noun} repeats the client's steps, one by one, and searches for all of their {noun} at "
-        f"once. That nobody tried does not make an update safe."
     )
 
 

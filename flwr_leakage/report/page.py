@@ -59,7 +59,7 @@ from flwr_leakage.report.tables import (
     unattacked_table,
 )
 from flwr_leakage.report.texts import FIRST_TOKENS, text_gallery
-from flwr_leakage.report.verdict import judge, left_untested, limits_told, not_covered
+from flwr_leakage.report.verdict import judge, labels_untested, limits_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text, plain_tree
@@ -176,7 +176,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             members_curve=membership_curve(index),
             not_covered=not_covered(index.sample, members is not None),
             left_untested=(
-                *left_untested(index, fate, bool(large and large.labels.rows)),
+                *([] if large and large.labels.rows else [labels_untested(index.sample)]),
                 *([] if members else [untested_told(run.events)]),
                 *_absent(index, [*clients.rows, *others.rows], costs, bool(texts), gallery),
             ),

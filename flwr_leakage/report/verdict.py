@@ -146,29 +146,14 @@ def not_covered(sample: Sample, with_members: bool = False) -> tuple[str, ...]:
     )
 
 
-def left_untested(index: Index, fate: Fates, with_labels: bool = False) -> tuple[str, ...]:
-    """Return a sentence for each part that this run left untested and another run can test.
-
-    The parts are clients and rounds without an attack, and labels. ``with_labels`` tells whether
-    labels of clients of many samples were inferred.
+def labels_untested(sample: Sample) -> str:
+    """Return a sentence on labels, which another run can test; ``sample`` has the nouns for
+    samples.
     """
-    attacked, everything = fate.attacked, fate.attacked | fate.spared.keys()
-    sample = index.sample
-    clients = {client for _, client in everything} - {client for _, client in attacked}
-    rounds = {when for when, _ in everything} - {when for when, _ in attacked}
-    labels = (
+    return (
         f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
         f"search for labels alone, and the labels of clients that were not attacked, are not "
         f"measured."
-    )
-    return (
-        *([f"The {sample.many} of {several(sorted(clients))}: not attacked."] if clients else []),
-        *(
-            [f"What was sent in {several(sorted(rounds), 'round')}: not attacked."]
-            if rounds
-            else []
-        ),
-        *([] if with_labels else [labels]),
     )
 
 

@@ -18,7 +18,7 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.samples import IMAGE
 from flwr_leakage.report.tables import clients_table
-from flwr_leakage.report.verdict import judge, left_untested, not_covered
+from flwr_leakage.report.verdict import judge, not_covered
 
 
 def test_verdict_counts_grades_and_names_who_is_most_at_risk():
@@ -307,24 +307,6 @@ def test_membership_is_not_among_what_was_tested_unless_it_was():
     [told] = [each for each in not_covered(IMAGE) if each.startswith("Leakage other than")]
     assert told == "Leakage other than images and labels: properties of the data set."
     assert "labels and membership: " in " ".join(not_covered(IMAGE, with_members=True))
-
-
-def test_what_another_run_can_test_stands_apart_from_what_no_run_tests():
-    def resting(server_round, client, why):
-        return LeakageRecord("r", server_round, client, -1, "client", "not_attacked", 9.0, note=why)
-
-    index = Index([
-        objective(1, 0, 0.1), resting(1, 2, "9 samples, more than the 8 that are attacked at most"),
-        *(resting(r, 0, "attacks run every 4 rounds from round 1 on") for r in (2, 3, 4)),
-    ])  # fmt: skip
-    told = left_untested(index, fates(index))
-    assert told[:2] == (
-        "The images of client 2: not attacked.", "What was sent in rounds 2 to 4: not attacked."
-    )  # fmt: skip
-    assert told[2].startswith("Of labels: only whether")
-    whole = Index([objective(1, 0, 0.1)])
-    assert left_untested(whole, fates(whole), with_labels=True) == ()
-    assert not any("not attacked" in text for text in not_covered(IMAGE))
 
 
 @pytest.mark.parametrize(("corrected", "found"), [((1e-5, 0.4), 1), ((0.2, 0.4), 0)])
