@@ -242,27 +242,12 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Return a table of each grade: its rule, its number in the run, and how often originals are
-    found.
+    """Return a table of each grade: its rule, and its number in the run.
 
-    The last column is how often the best measure, such as LPIPS, finds the original of a
-    reconstruction of this grade among 101 images. ``grades`` counts the run's reconstructions by
-    grade.
+    ``grades`` counts the run's reconstructions by grade.
     """
-    known = {each.grade: each for each in CALIBRATION}
-    rows = []
-    for grade, meaning in _MEANING.items():
-        rate = "counted with “recognisable”"
-        if grade in known:
-            rate = percent(known[grade].most)
-        rows.append((grade, str(grades[grade]), meaning, rate))
-    columns = (
-        "grade",
-        "attempts here",
-        "when it is given",
-        "found in the test, by the best single measure",
-    )
-    return Table(columns, tuple(rows), (READING,), texts=("when it is given",))
+    rows = tuple((grade, str(grades[grade]), meaning) for grade, meaning in _MEANING.items())
+    return Table(("grade", "attempts here", "when it is given"), rows, texts=("when it is given",))
 
 
 def measures_table() -> Table:
@@ -277,13 +262,7 @@ def measures_table() -> Table:
     )
     columns = ("grade", "results tested", "found by likeness to the eye (LPIPS)",
                "by pixels (squared error)", "by structure (SSIM)", "by none of them")  # fmt: skip
-    return Table(columns, rows, (MEASURES,))
-
-
-_ANY = (
-    ", ".join(f"{percent(1 - each.by_none)} of “{each.grade}”" for each in CALIBRATION)
-    .replace("“recognisable”", "“recognisable” or better")
-)  # fmt: skip
+    return Table(columns, rows, (READING, MEASURES))
 
 
 SURENESS = (
@@ -301,9 +280,8 @@ by grade.
 READING = (
     f"The test was apart from this run: {TOTAL} spoilt images of CIFAR-10 and MNIST, and results "
     f"of short attacks, were graded by these rules. Then three measures looked for the original "
-    f"among it and {POOL - 1} other images; guessing finds it once in {POOL}. The "
-    f"table has the measure that found most; at least one of the three found {_ANY}. On other "
-    f"kinds of images the rates may differ. "
+    f"among it and {POOL - 1} other images; guessing finds it once in {POOL}. On other kinds of "
+    f"images the rates may differ. "
     f"Source: simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."
 )
 

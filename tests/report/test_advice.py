@@ -248,12 +248,8 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
         told = " | ".join(f"{100 * share:.0f} %" for share in shares)
         assert f"| {each.grade} | {each.count} | {told} |" in text
     assert f"({TOTAL} results" in text
-    assert [row[3] for row in table.rows] == [
-        "counted with “recognisable”", "98 %", "86 %", "50 %",
-    ]  # fmt: skip
     told = "98 % of the results graded “recognisable” or better, 86 % of “partly” and still"
     assert told in SURENESS and "In a test apart from this run" in SURENESS
-    assert "100 % of “recognisable” or better, 90 % of “partly”, 50 % of" in table.notes[0]
     shares = [each.most for each in CALIBRATION]
     assert shares == sorted(shares, reverse=True)  # a lower grade never seems to leak more
 
