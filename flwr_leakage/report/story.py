@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from flwr_leakage.report.attempts import (
     Fates,
     does,
-    time_limit,
-    what_if_time_limit,
 )
 from flwr_leakage.report.grades import EXACT_DB
 from flwr_leakage.report.index import (
@@ -231,9 +229,10 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     found = []
     for group in GROUPS:
         name = _part(metadata, group)
-        _, settings = describe(section(metadata, "config").get(group))
-        if group == "attack":
-            settings = _attack_settings(metadata) if name != "none" else ""
+        node = section(metadata, "config").get(group)
+        if isinstance(node, Mapping):  # the page's head tells the time limit that holds
+            node = {key: value for key, value in node.items() if key != "max_seconds"}
+        _, settings = describe(node)
         if group == "defense" and metadata.get("own_config_clients"):
             # The recorded settings are those of the run's config, which these clients did not
             # follow, so none are shown.
@@ -243,28 +242,6 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
     if isinstance(metadata.get("seed"), int):
         found.append(Fact("seed", str(metadata["seed"])))
     return found
-
-
-def _attack_settings(metadata: Mapping[str, Any]) -> str:
-    """Return words for the attack's settings, and for its time limit per update; empty
-    if unknown.
-    """
-    node, limit = section(metadata, "config", "attack"), time_limit(metadata)
-    if not isinstance(section(metadata, "config").get("attack"), Mapping):
-        return ""
-    _, settings = describe({key: value for key, value in node.items() if key != "max_seconds"})
-    time = f"at most {limit:g} CPU seconds for an update" if limit is not None else ""
-    own = node.get("max_seconds")
-    given = section(metadata, "config", "server").get("attack_max_seconds")
-    if time and own is not None and given is not None and own != given:
-        time += (
-            f" (of server.attack_max_seconds={given:g} and attack.max_seconds={own:g} the smaller "
-            f"one holds)"
-        )
-    under, asked = what_if_time_limit(metadata), ""
-    if under is not None and under != limit and section(metadata, "config", "what_if"):
-        asked = f"at most {under:g} CPU seconds for an update under a what_if"
-    return ", ".join(filter(None, (settings, time, asked)))
 
 
 def describe(node: Any) -> tuple[str, str]:

@@ -56,6 +56,7 @@ def test_facts_name_what_was_run():
                 "_target_": "x.Inversion",
                 "objective": {"_target_": "z.Cosine"},
                 "tv": True,
+                "max_seconds": 120.0,
             },
             "model": None,
         },
@@ -67,41 +68,6 @@ def test_facts_name_what_was_run():
         "attack": ("Inversion", "objective Cosine, tv"),
         "seed": ("3", ""),
     }
-
-
-@pytest.mark.parametrize(
-    ("server", "attack", "told"),
-    [
-        (
-            {"attack_max_seconds": 4.0},
-            {"max_seconds": 120.0},
-            "at most 4 CPU seconds for an update (of server.attack_max_seconds=4 and "
-            "attack.max_seconds=120 the smaller one holds)",
-        ),
-        (
-            {"attack_max_seconds": None},
-            {"max_seconds": 9.5},
-            "at most 9.5 CPU seconds for an update",
-        ),
-        (
-            {"attack_max_seconds": 30.0, "what_if_max_seconds": 4.0},
-            {},
-            "at most 30 CPU seconds for an update, "
-            "at most 4 CPU seconds for an update under a what_if",
-        ),
-        (
-            {"attack_max_seconds": 3.0, "what_if_max_seconds": 4.0},
-            {},
-            "at most 3 CPU seconds for an update",
-        ),
-        ({"attack_max_seconds": None}, {"max_seconds": None}, ""),
-        ({"attack_max_seconds": 4.0, "attack_later": True}, {"max_seconds": 120.0}, ""),
-    ],
-)
-def test_the_attack_is_told_with_the_time_that_it_had(server, attack, told):
-    config = {"server": server, "attack": {"_target_": "x.Strongest", **attack}}
-    metadata = {"config": {**config, "what_if": {"pruning": {}}}}
-    assert [(fact.value, fact.settings) for fact in facts(metadata)] == [("Strongest", told)]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"config": None}, {"config": [1]}, {"seed": "x"}])
