@@ -215,17 +215,6 @@ def decibel(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}".replace("-", "−")
 
 
-def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return a sentence on the largest PSNR that is recorded, if a cell of a table holds it; else
-    none.
-
-    ``rows`` are the table's cells as text.
-    """
-    if any(decibel(CEILING_DB) in row for row in rows):
-        return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
-    return ()
-
-
 def percent(part: float | None, digits: int = 0) -> str:
     """Return a share of 1 as text in percent with ``digits`` decimals; a dash for ``None``.
 

@@ -26,7 +26,6 @@ from flwr_leakage.report.index import (
     Step,
     Table,
     by_round,
-    ceiling_told,
     count,
     decibel,
     median,
@@ -144,8 +143,9 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
     words = ("its updates", "grades of attempts")
     texts = any(a.tokens is not None for remedy in asked for a in remedy.before)
-    notes = () if texts else (*ceiling_told(rows), BLAND)
-    return Table(columns, tuple(rows), notes, MAX_ROWS, words).without_decibels()
+    return Table(
+        columns, tuple(rows), () if texts else (BLAND,), MAX_ROWS, words
+    ).without_decibels()
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

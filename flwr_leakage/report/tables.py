@@ -27,7 +27,6 @@ from flwr_leakage.report.index import (
     Series,
     Table,
     by_round,
-    ceiling_told,
     count,
     decibel,
     grouped,
@@ -88,8 +87,7 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
                     decibel(median(blind_in.get(server_round, [])))]  # fmt: skip
         row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
         rows.append(tuple(row))
-    notes = (*ceiling_told(rows), *missing(index, "metric"))
-    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS)
+    return Table(tuple(columns), tuple(rows), missing(index, "metric"), MAX_ROWS)
 
 
 def _grades(found: Sequence[Attempt]) -> list[str]:
@@ -115,7 +113,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, ceiling_told(rows), MAX_ROWS, ("where",)).without_decibels()
+    return Table(columns, rows, (), MAX_ROWS, ("where",)).without_decibels()
 
 
 def _is_share(name: str) -> bool:
@@ -245,7 +243,6 @@ def clients_table(
     by_decibels = any(attempt.psnr is not None for attempt in found)
     notes = (
         *_left_out("client", attacked, cells),
-        *ceiling_told(cells.values()),
         *([RANKED, RANKED_CLIENTS] * by_decibels),
     )
     columns = ("attempts", *GRADES, "worst case, dB", "identified")

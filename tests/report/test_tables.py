@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
@@ -133,18 +132,6 @@ def test_an_attacked_client_says_in_which_rounds_it_rested():
     table = clients_table(index, [], attempts(index), 10)
     assert column(table, "not attacked, because") == ["round 2: every 2 rounds"]
     assert column(unattacked_table(index, [], attempts(index), 10), "client") == ["1"]
-
-
-@pytest.mark.parametrize("decibels", [119.0, 120.0])
-def test_the_ceiling_is_told_below_each_table_that_holds_it(decibels):
-    label = LeakageRecord("r", 1, 0, 0, "client", "class", 0.0, "", "", "cat")
-    under = LeakageRecord("r", 1, 0, 0, "what_if", "pruning/psnr", 11.0)
-    index = with_blind(metric(1, 0, 0, decibels), label, under)
-    found = attempts(index)
-    clients, under = clients_table(index, [], found, 10), remedies_table(remedies(index, {}))
-    for table in (rounds_table(index, found), classes_table(found), clients, under):
-        told = [note for note in table.notes if note.startswith("120 dB is the ceiling")]
-        assert len(told) == (decibels == 120.0)
 
 
 def test_events_come_by_severity_and_say_what_is_left_out():
