@@ -252,10 +252,6 @@ def _story_details(
         )
     if told:
         text += f" Not drawn: {asked - len(told)} more defenses." if asked > len(told) else ""
-        stopped = sum(sum(remedy.ended.values()) for remedy in told)
-        whole = sum(len(remedy.ended) for remedy in told)
-        if stopped:
-            text += f" The time limit cut off {stopped} of {whole} attacks under a defense."
     most = max(len(dots) for panel in panels for dots in panel.dots.values())
     if most > MAX_DOTS_A_ROUND:
         text += _dots(_psnr_by_round(max(panels, key=lambda p: max(map(len, p.dots.values())))))
