@@ -62,36 +62,18 @@ class Chart:
     Attributes:
         title: the title, which names the quantity with its unit.
         caption: sentences on how to read the chart.
-        svg: the drawing, as inline SVG.
+        svg: the drawing, as inline SVG; ``None`` where there is nothing to draw.
         more: further explanations of the chart, which the page shows folded.
         narrow: the same drawing for the screen of a phone, if ``svg`` is too wide for it.
+        figures: numbers that stand between the drawing and the caption, in words.
     """
 
     title: str
     caption: str
-    svg: Markup
+    svg: Markup | None
     more: str = ""
     narrow: Markup | None = None
-
-
-@dataclass(frozen=True)
-class ScoreChart:
-    """A scatter plot of a risk score and the attack's result on the same samples.
-
-    Attributes:
-        title: the name of the score.
-        caption: the quantities on the axes.
-        figures: the number of samples, the rank correlation ρ within rounds, and its p-value, in
-            words.
-        reading: the meaning of ρ, in words.
-        svg: the drawing; ``None`` where no sample has both a score and a result.
-    """
-
-    title: str
-    caption: str
-    figures: str
-    reading: str
-    svg: Markup | None
+    figures: str = ""
 
 
 @dataclass(frozen=True)
@@ -305,10 +287,11 @@ def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
-def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
+def score_figure(i: int, entry: Agreement, blind: float | None) -> Chart:
     """Return the page's ``i``-th chart of a risk score against the attack's outcome.
 
-    ``entry`` holds their pairs of values. ``blind`` is the PSNR in dB of a guess without the
+    ``entry`` holds their pairs of values. The chart's figures are the number of samples, the rank
+    correlation ρ within rounds, and its p-value. ``blind`` is the PSNR in dB of a guess without the
     update, ``None`` if unknown.
     """
     figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
@@ -322,10 +305,10 @@ def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
         level = blind if entry.outcome == "psnr" else None
         description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
         svg = scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
-    caption = f"Right: {label(entry.score)}. Up: {outcome}."
+    caption = f"{entry.reading} Right: {label(entry.score)}. Up: {outcome}."
     if len(entry.pairs) > MAX_DOTS:
         caption += f" Only some of the {len(entry.pairs):,} dots are drawn."
-    return ScoreChart(label(entry.score), caption, " · ".join(figures), entry.reading, svg)
+    return Chart(label(entry.score), caption, svg, figures=" · ".join(figures))
 
 
 BOUNDS = {

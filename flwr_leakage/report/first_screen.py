@@ -134,28 +134,15 @@ def _accuracy(index: Index) -> Tile:
     return Tile(term, percent(median(accuracy[last]), 1), guess)
 
 
-@dataclass(frozen=True)
-class Worst:
-    """The sample that leaks most, beside its reconstruction with and without a defense.
+def worst(gallery: Gallery, asked: Sequence[Remedy]) -> list[tuple[Picture, str, str]]:
+    """Return the pictures of the sample that leaks most, each with its heading and the attack's
+    result in words; an empty list if the gallery has no sample.
 
-    Attributes:
-        place: the round, client and image, in words.
-        pictures: each picture, with its heading and the attack's result in words.
-    """
-
-    place: str
-    pictures: tuple[tuple[Picture, str, str], ...]
-
-
-def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
-    """Return the sample that leaks most, with its reconstructions; ``None`` if the gallery has no
-    sample.
-
-    One reconstruction is from the update as sent, and one is from a copy of the update under the
-    defense that hides most of those in ``asked``.
+    One picture is the original, one the reconstruction from the update as sent, and one that from a
+    copy of the update under the defense that hides most of those in ``asked``.
     """
     if not gallery.exhibits:
-        return None
+        return []
     exhibit = gallery.exhibits[0]
     roles = {picture.role: picture for picture in exhibit.pictures}
     made = "an exact copy" if exhibit.grade == "exact" else f"{exhibit.grade}, {exhibit.psnr}"
@@ -166,7 +153,7 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
     best = min((remedy for remedy in asked if remedy.under), key=_left, default=None)
     if best is not None and (under := roles.get(best.role)):
         shown.append((under, best.role, _result(exhibit, best)))
-    return Worst(exhibit.place, tuple(shown))
+    return shown
 
 
 def _left(remedy: Remedy) -> tuple[float, float, float]:
