@@ -11,12 +11,6 @@ from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several
 from flwr_leakage.tracking import ImageRecord
 from flwr_leakage.untrusted import MAX_IMAGE_BYTES, MAX_PAGE_BYTES, check_png, read_file
 
-HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leaked, by its worst round")
-
-
-UNGRADED = ("an example",) * 3
-"""The titles of three examples if no image has a grade, by which leaks could be ranked."""
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -41,7 +35,6 @@ class Exhibit:
     """The images of one sample in one round, with words about them.
 
     Attributes:
-        title: words for the example that the sample gives, such as the worst leak; empty for most.
         key: the round, the client and the place in the batch.
         client: the client in words.
         image: the number of the image among those of the client, in words.
@@ -51,11 +44,10 @@ class Exhibit:
         psnr: words for the PSNR of the reconstruction and of a guess without the update, for the
             measure that decided the grade if PSNR did not, and for an original that is identified
             although it is not seen.
-        pictures: the original, the sample as a defense encoded it, the reconstructions without and
-            with additional defenses, and, where there is a title, the blind guess.
+        pictures: the original, the sample as a defense encoded it, and the reconstructions without
+            and with additional defenses.
     """
 
-    title: str
     key: Key
     client: str
     image: str
@@ -96,8 +88,6 @@ class Gallery:
     """The images that the page shows, with the words about them.
 
     Attributes:
-        highlights: the images with the worst, the median and the least leak, each by the worst
-            attempt on it; empty for fewer than three images.
         exhibits: all samples that are shown, the worst leak first.
         is_graded: whether any image has a grade, so that leaks can be ranked.
         left_out: the number of samples with a reconstruction that are not shown.
@@ -106,7 +96,6 @@ class Gallery:
         blind: the guess of an image that is made without the update; ``None`` if not recorded.
     """
 
-    highlights: tuple[Exhibit, ...]
     exhibits: tuple[Exhibit, ...]
     is_graded: bool
     left_out: int
@@ -159,17 +148,12 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
     is_telling = beyond_chance(found)
 
-    def show(key: Key, title: str = "") -> Exhibit:
+    def show(key: Key) -> Exhibit:
         attempt = attempt_of.get(key)
         known = attempt is not None and attempt.image is not None
         same = same_image[key[1], attempt.image] if attempt and known else []
         others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
-        exhibit = _exhibit(key, by_key[key], attempt, others, title, is_telling)
-        earlier = [guess for guess in guesses if guess.server_round <= key[0]]
-        if title and earlier:
-            blind = _picture("blind guess", earlier[-1], exhibit.place)
-            exhibit = replace(exhibit, pictures=(*exhibit.pictures, blind))
-        return exhibit
+        return _exhibit(key, by_key[key], attempt, others, is_telling)
 
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
     shown.sort(key=worst_first(attempt_of))
@@ -180,33 +164,12 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         if taken <= MAX_PAGE_BYTES
     ]
     exhibits = tuple(show(key) for key in kept)
-    each = _first_of_each_image(shown, attempt_of)
-    places = (0, len(each) // 2, len(each) - 1) if len(each) >= 3 and limit >= 3 else ()
     is_graded = any(key in attempt_of and attempt_of[key].grade for key in shown)
-    titles = HIGHLIGHTS if is_graded else UNGRADED
-    highlights = tuple(
-        show(each[place], title) for place, title in zip(places, titles, strict=False)
-    )
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
     left_out, failed = len(shown) - len(kept), len(by_key) - len(shown)
     blind = _picture("blind guess", guesses[-1], "of every image") if guesses else None
-    return Gallery(highlights, exhibits, is_graded, left_out, failed, names, blind)
-
-
-def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return for each image the first place (round, client, sample) in ``ranked`` at which it was
-    attacked.
-
-    ``attempt_of`` has the attack at a place. A place whose image has no number counts as an image
-    of its own.
-    """
-    first: dict[tuple[int, ...], Key] = {}
-    for key in ranked:
-        attempt = attempt_of.get(key)
-        known = attempt is not None and attempt.image is not None
-        first.setdefault((key[1], attempt.image or 0) if attempt and known else key, key)
-    return list(first.values())
+    return Gallery(exhibits, is_graded, left_out, failed, names, blind)
 
 
 def _exhibit(
@@ -214,7 +177,6 @@ def _exhibit(
     roles: Mapping[str, ImageRecord],
     attempt: Attempt | None,
     others: tuple[tuple[int, str], ...],
-    title: str,
     is_telling: bool,
 ) -> Exhibit:
     _, client_id, sample = key
@@ -223,7 +185,7 @@ def _exhibit(
     graded = attempt.grade if attempt and attempt.grade else "no grade"
     psnr = _written(attempt, is_telling)
     image = attempt.place if attempt else f"place {sample} of the batch"
-    exhibit = Exhibit(title, key, client, image, others, label, graded, psnr, ())
+    exhibit = Exhibit(key, client, image, others, label, graded, psnr, ())
     place = exhibit.place
     pictures = [_picture("original", roles.get("original"), place)]
     if "defended" in roles:

@@ -7,10 +7,7 @@ import torch
 from report_page import report
 
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.report.attempts import attempts
-from flwr_leakage.report.gallery import make_gallery
-from flwr_leakage.report.index import Index
-from flwr_leakage.tracking import JsonlTracker, read_run
+from flwr_leakage.tracking import JsonlTracker
 
 
 @pytest.mark.parametrize(
@@ -34,38 +31,12 @@ def test_what_a_defense_made_of_an_image_stands_in_its_row(tmp_path, roles, word
     assert words in page.text
 
 
-def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder):
+def test_the_gallery_shows_the_worst_leaks_first_and_counts_the_rest(run_folder):
     _, page = report(run_folder, max_gallery=3)
     shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
     decibels = [alt.split(" dB")[0].rsplit(" ", 1)[1] for alt in shown]
-    assert decibels == ["31.0", "31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
-    for words in (
-        "Worst leak",
-        "Middle of the ranking",
-        "Least leaked, by its worst round",
-        "3 of 10 shown, 7 left out",
-    ):
-        assert words in page.text
-    [folded] = [attrs for tag, attrs in page.tags if attrs.get("id") == "all"]
-    assert "open" not in folded
-
-
-def test_the_least_leak_is_no_image_that_leaked_in_another_round(tmp_path):
-    tracker = JsonlTracker(tmp_path)
-    psnr = {(1, 1): 60.0, (2, 1): 5.0, (1, 2): 14.0, (2, 2): 6.0, (1, 3): 9.0, (2, 3): 8.0}
-    for (server_round, image), value in psnr.items():
-        for kind, name, told in (
-            ("metric", "psnr", value), ("metric", "blind_psnr", 12.0), ("client", "image", image),
-        ):  # fmt: skip
-            tracker.log(LeakageRecord("r", server_round, 0, image, kind, name, float(told)))
-        tracker.image(server_round, 0, image, "reconstruction", torch.zeros(3, 4, 4))
-    tracker.close()
-    found = read_run(tmp_path)
-    highlights = make_gallery(found.images, attempts(Index(found.records)), 100).highlights
-    assert [(each.title, each.key) for each in highlights] == [
-        ("worst leak", (1, 0, 1)), ("middle of the ranking", (1, 0, 2)),
-        ("least leaked, by its worst round", (1, 0, 3)),
-    ]  # fmt: skip
+    assert decibels == ["31.0", "31.0", "30.0", "21.0"]
+    assert "3 of 10 shown, 7 left out" in page.text
 
 
 def test_the_worst_leak_stands_beside_what_the_best_defense_makes_of_it(tmp_path):
@@ -146,4 +117,4 @@ def test_a_file_that_is_no_png_is_not_inlined(run_folder):
     victim.write_bytes(b"<svg onload=alert(1)>")
     _, page = report(run_folder)
     assert "no reconstruction" in page.text
-    assert len(page.all("img")) == 2 + 19 + 6
+    assert len(page.all("img")) == 2 + 19

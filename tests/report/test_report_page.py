@@ -157,10 +157,10 @@ def test_a_run_without_truth(tmp_path):
     _, page = report(tmp_path)
     assert "nothing tells how near the reconstructions of 5 of 6 attacked updates are" in page.text
     assert "Scores were computed, but there is nothing to compare" in page.text
-    assert page.text.count("no original") == 1 + 10 + 3
-    assert page.text.count("An example") == 3 and "All reconstructions: 10 of 10" in page.text
-    assert "leak first" not in page.text and "Worst leak" not in page.text
-    assert page.text.count("PSNR unknown") == 1 + 10 + 3
+    assert page.text.count("no original") == 1 + 10
+    assert "All reconstructions: 10 of 10" in page.text
+    assert "leak first" not in page.text
+    assert page.text.count("PSNR unknown") == 1 + 10
 
 
 def test_a_run_with_scores_only(tmp_path):
