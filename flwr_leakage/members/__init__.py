@@ -2,11 +2,10 @@
 each record, client and round.
 """
 
-from flwr_leakage.members.observed import Records, examine_observation
 from flwr_leakage.members.one_run import one_run_epsilon
 from flwr_leakage.members.own_records import OwnRecords
 from flwr_leakage.members.participation import Attribution, attribute
-from flwr_leakage.members.verdict import Evidence, Membership
+from flwr_leakage.members.verdict import Evidence, Membership, Records, examine_observation
 
 __all__ = [
     "Attribution",

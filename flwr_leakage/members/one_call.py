@@ -10,12 +10,12 @@ from flwr_leakage.attacks.one_call import Gradients, ParameterChange, as_observa
 from flwr_leakage.attacks.problem import require_arguments
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import Loss
-from flwr_leakage.members.observed import Records, examine_observation
+from flwr_leakage.members.statistics import STATISTICS, Statistic
 from flwr_leakage.members.verdict import (
-    STATISTICS,
     Correction,
     Membership,
-    Statistic,
+    Records,
+    examine_observation,
     require_text_spec,
 )
 from flwr_leakage.normalization import BatchNormMode, mode_of

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flwr_leakage.members.observed import examine_observation
-from flwr_leakage.members.verdict import Membership
+from flwr_leakage.members.verdict import Membership, examine_observation
 from flwr_leakage.params import on_cpu
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, InputSpec, Measurement, Observation, State, Update

@@ -88,20 +88,6 @@ at most half of the null records."""
 
 
 @dataclass(frozen=True)
-class Features:
-    """The values of F statistics of membership for N records; a small value is evidence for it.
-
-    Attributes:
-        names: the names of the statistics, such as ``fc1 at 1e-06`` (the residual in layer fc1 with
-            a damping) or ``gradient_cosine``.
-        values: (N, F) the value of each statistic for each record, smaller for members.
-    """
-
-    names: tuple[str, ...]
-    values: Float[Tensor, "N F"]
-
-
-@dataclass(frozen=True)
 class Seen:
     """One update as the server sees it, prepared for tests of membership.
 
@@ -205,9 +191,11 @@ def compute_features(
     statistics: Sequence[str],
     reference: Reference | None = None,
     rows: slice | None = None,
-) -> list[Features]:
-    """Return the statistics of N records for each update in ``seen``. All updates must start from
-    the same parameters and buffers, and have row spaces of the same layers. ``statistics`` are
+) -> tuple[tuple[str, ...], Float[Tensor, "V N F"]]:
+    """Return the names of F statistics, such as ``fc1 at 1e-06`` (the residual in layer fc1 with a
+    damping) or ``gradient_cosine``, and their values (V, N, F) for N records and each of the V
+    updates in ``seen``. A small value is evidence for membership. All updates must start from the
+    same parameters, and have row spaces of the same layers. ``statistics`` are
     names: ``row_space``, which needs no labels, ``outer_product``, ``gradient_likelihood``,
     ``gradient_cosine``, ``gradient_difference`` and ``loss``. ``reference`` holds the gradients of
     records that are no members, for the likelihood, which is left out if it is ``None``. ``rows``
@@ -215,15 +203,15 @@ def compute_features(
     the reference.
     """
     likely = reference if "gradient_likelihood" in statistics else None
+    if seen[0].problem.own_statistics and len(seen) > 1:  # the updates' buffers differ
+        alone = [compute_features([each], records, statistics, reference, rows) for each in seen]
+        return alone[0][0], torch.cat([values for _, values in alone])
     if likely and rows is None and len(records) > TOGETHER:
         starts = range(0, len(records), TOGETHER)
         parts = [
             compute_features(seen, records[at : at + TOGETHER], statistics, likely) for at in starts
         ]
-        return [
-            Features(each[0].names, torch.cat([part.values for part in each]))
-            for each in zip(*parts, strict=True)
-        ]
+        return parts[0][0], torch.cat([values for _, values in parts], 1)
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
     problem = seen[0].problem
@@ -276,10 +264,9 @@ def compute_features(
         add("loss", [losses(each.problem, records, after=True) for each in seen])
         before = losses(problem, records, after=False)
         add("loss before", [before for _ in same])
-    empty = torch.zeros(len(records), 0).double()
-    return [
-        Features(tuple(names), torch.stack(column, 1) if column else empty) for column in columns
-    ]
+    if not names:
+        return (), torch.zeros(len(seen), len(records), 0).double()
+    return tuple(names), torch.stack([torch.stack(column, 1) for column in columns])
 
 
 def rehearse(
@@ -334,7 +321,7 @@ def rehearse(
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
     rows = slice(len(pool)) if reference else None
-    (usual,) = _compute_each([observed], pool, statistics, reference, rows)
+    _, (usual,) = compute_features([observed], pool, statistics, reference, rows)
     size = _signal_size(client, flat, pool, noise_std, optimizer) if noise_std else 1.0
     longest = 0.0
     for wanted in MEMBERS:
@@ -350,8 +337,9 @@ def rehearse(
             by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
             orders.append(order)
             seen.append(Seen(shown, [by_name[name] for name in layers], order[:count]))
-        found = _compute_each(seen, pool, statistics, reference, rows)
-        for values, order in zip(found, orders[len(inside) :], strict=True):
+        if seen:
+            _, found = compute_features(seen, pool, statistics, reference, rows)
+        for values, order in zip(found if seen else (), orders[len(inside) :], strict=True):
             inside.append(values[order[:count]])
             outside.append(values[order[count:]])
         members, strangers = torch.cat(inside), torch.cat(outside)
@@ -418,27 +406,6 @@ def _signal_size(
         along = max(float(given @ total) / common, noise_std * (count / common) ** 0.5)
     beyond = float(given.square().sum()) - 2 * len(given) * noise_std**2
     return min(1.0, max(along, math.sqrt(max(beyond, 0.0) * count / max(energy, 1e-300))))
-
-
-def _compute_each(
-    seen: Sequence[Seen],
-    records: Batch,
-    statistics: Sequence[str],
-    reference: Reference | None,
-    rows: slice | None,
-) -> list[Float[Tensor, "N F"]]:
-    """Return the statistics (N, F) of N labelled records for each update in ``seen``, in one pass
-    if all updates have the same buffers. All arguments are those of :func:`compute_features`.
-    """
-    if not seen:
-        return []
-    if seen[0].problem.own_statistics:
-        each_alone = [
-            compute_features([each], records, statistics, reference, rows) for each in seen
-        ]
-        return [features.values for (features,) in each_alone]
-    found = compute_features(seen, records, statistics, reference, rows)
-    return [features.values for features in found]
 
 
 def _crossed(

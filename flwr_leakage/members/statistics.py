@@ -15,11 +15,17 @@ from flwr_leakage.operators import sample_gradients
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
-Labelled = Literal[
-    "outer_product", "gradient_likelihood", "gradient_cosine", "gradient_difference", "loss"
+Statistic = Literal[
+    "row_space",
+    "outer_product",
+    "gradient_likelihood",
+    "gradient_cosine",
+    "gradient_difference",
+    "loss",
 ]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
-LABELLED: tuple[Labelled, ...] = get_args(Labelled)
+LABELLED = STATISTICS[1:]
 """The names of the statistics that need a record's label. ``outer_product`` is computed by
 :func:`~flwr_leakage.members.layers.agreements`, and ``gradient_likelihood`` by
 :mod:`~flwr_leakage.members.likelihood`."""

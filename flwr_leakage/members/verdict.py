@@ -3,14 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.gradient_map import require_optimizer
+from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.gradient_map import GradientMap, require_optimizer
 from flwr_leakage.members.algebra import (
     EXACT_RESIDUAL,
     are_members,
@@ -31,8 +31,8 @@ from flwr_leakage.members.rehearsal import (
     compute_features,
     rehearse,
 )
-from flwr_leakage.members.statistics import LABELLED
-from flwr_leakage.records import Batch, InputSpec
+from flwr_leakage.members.statistics import LABELLED, STATISTICS, Statistic
+from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
 
 Evidence = Literal["exact", "statistical", "none"]
 """The strength of a test's evidence. ``exact``: linear algebra decides, up to rounding.
@@ -40,15 +40,10 @@ Evidence = Literal["exact", "statistical", "none"]
 separates members from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
-Statistic = Literal[
-    "row_space",
-    "outer_product",
-    "gradient_likelihood",
-    "gradient_cosine",
-    "gradient_difference",
-    "loss",
-]
-STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+Records = Tensor | Batch
+"""Records: inputs (N, C, H, W) as the model takes them, or token ids (N, T) of texts; a ``Batch``
+if their labels are known. A model of the next token has the ids as labels."""
 
 MIN_NULL = 20
 """The least number of null records (known not to be members) among which a record is ranked. With
@@ -268,21 +263,22 @@ def require_text_spec(model: nn.Module, spec: InputSpec) -> None:
         )
 
 
-def examine(
-    problem: Problem,
-    candidates: Batch,
-    null: Batch,
+@torch.random.fork_rng(devices=[])  # a model may draw from torch's global generator
+def examine_observation(
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    observation: Observation,
+    records: Records,
+    null: Records,
     *,
-    labelled: bool = True,
     null_origin: str = "given",
     statistics: Sequence[Statistic] = STATISTICS,
     correction: Correction = "holm",
     noise_std: float | None = None,
     seed: int = 0,
-    mixed: bool = False,
     optimizer: str = "SGD",
 ) -> Membership:
-    """Return the test of each record for membership in one update.
+    """Return the test of records for membership in the update that a server observed.
 
     If the inputs of one step's samples are few enough for a layer's row space to exclude others,
     the row space alone decides (``exact``). Otherwise the statistics are weighted by a rehearsal: a
@@ -290,22 +286,24 @@ def examine(
     among the other null records, so that the choice of weights does not bias the ranks. If gradient
     cosine alone is used, to which nothing was fitted, it ranks them among all null records.
 
+    If the client states that it trained on mixtures of its records (``Update.mixed``), the row
+    space is that of the mixtures' inputs, and need not contain a record's own. No evidence is exact
+    then, and there is no rehearsal, as the mixtures are unknown. If labels are not known, the row
+    space is the only statistic, and a rehearsal draws the labels of the null records at random.
+
     Args:
-        problem: the update with its model, whose BatchNorm is in the mode of the client's training.
-        candidates: the records in question, normalised for the model, with labels.
-        null: records that cannot be members, from the distribution of the candidates.
-        labelled: whether all labels are known. If not, the row space is the only statistic, and a
-            rehearsal takes the labels of the null records as they are.
-        null_origin: the source of the null records, in words.
+        gradient_map: the gradient map of the client's model and loss.
+        spec: the public facts about the inputs.
+        observation: the server's view of the update.
+        records: the records in question, normalised for the model.
+        null: records that cannot be members, from the distribution of the records in question.
+        null_origin: the source of the null records in words, for the result.
         statistics: the names of the statistics that may be used.
-        correction: the method that corrects p-values for the number of candidates.
+        correction: the method that corrects p-values for the number of records.
         noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` estimates
             it from a layer's singular values, which is possible for one step on fewer samples than
             the layer has units.
         seed: the seed of the rehearsal's draws.
-        mixed: whether the client states that it trained on mixtures of its records. The row space
-            is then that of the mixtures' inputs, and need not contain a record's own. No evidence
-            is exact then, and there is no rehearsal, as the mixtures are unknown.
         optimizer: the name of the client's optimizer, which a rehearsal repeats. If the repeated
             updates are far shorter than the client's, the rehearsal uses Adam. Only the update of a
             step of SGD is a sum of outer products. So for another optimizer the evidence is
@@ -316,6 +314,13 @@ def examine(
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
     """
     began = time.process_time()
+    threat = ThreatModel(view="aggregate" if observation.members else "single")
+    problem = pose(gradient_map, spec, observation, threat)
+    labelled = spec.next_token or (isinstance(records, Batch) and isinstance(null, Batch))
+    generator = torch.Generator().manual_seed(seed)
+    candidates = _as_batch(records, spec, generator)
+    null = _as_batch(null, spec, generator)
+    mixed = observation.update.mixed
     check_records(problem, candidates, null, statistics)
     require_optimizer(optimizer)
     used = [name for name in statistics if labelled or name not in LABELLED]
@@ -437,6 +442,20 @@ def examine(
     )
 
 
+def _as_batch(records: Records, spec: InputSpec, generator: torch.Generator) -> Batch:
+    """Return records as a batch on the CPU, with contiguous inputs, as many models need for
+    ``view``. Unknown labels are drawn at random; they serve only to repeat the round on records
+    that are no members. In a model of the next token, the labels are the token ids.
+    """
+    if isinstance(records, Batch):
+        records = records.to(torch.device("cpu"))
+        return Batch(records.inputs.contiguous(), records.targets)
+    inputs = records.cpu().contiguous()
+    if spec.next_token:
+        return Batch(inputs, inputs)
+    return Batch(inputs, torch.randint(spec.num_classes, (len(records),), generator=generator))
+
+
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
@@ -490,16 +509,21 @@ def _weigh(
     reference = None
     if not why and "gradient_likelihood" in statistics and not problem.own_statistics:
         reference = Reference.of(flat, null[: max(size, LARGEST_REFERENCE)])
-    (usual,) = compute_features([observed], candidates, statistics, reference)
-    if not usual.names:
+    names, (usual,) = compute_features([observed], candidates, statistics, reference)
+    if not names:
         why = "no layer tells, and the labels that other statistics take are not known"
         empty = torch.zeros(0).double()
         return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
+
+    def alone(name: str, why: str, made: Rehearsal | None = None) -> _Weighed:
+        wanted = ["gradient_cosine"] if name == "gradient_cosine" else statistics
+        others, (of_null,) = compute_features([observed], null, wanted)
+        values = usual[:, names.index(name)], of_null[:, others.index(name)]
+        return *values, made, "statistical", name, why
+
     if why:
         why += ", so that nobody knows how well the test finds members here"
-        column, name = _first_choice(usual.names, observed)
-        (others,) = compute_features([observed], null, statistics)
-        return usual.values[:, column], others.values[:, column], None, "statistical", name, why
+        return alone(_first_choice(names, observed), why)
     std = noise_std or 0.0
     # the noise cannot be estimated for other optimizers, whose updates have full rank even without
     # noise
@@ -512,13 +536,10 @@ def _weigh(
         if rehearsal.length <= LONGEST:
             break
         why += f"the update is {rehearsal.length:.0f} times as long as {repeated} makes it here; "
-    cosine = usual.names.index("gradient_cosine") if "gradient_cosine" in usual.names else None
+    cosine = names.index("gradient_cosine") if "gradient_cosine" in names else None
     if rehearsal.length > LONGEST:
-        name = _first_choice(usual.names, observed)[1] if cosine is None else "gradient_cosine"
-        why += f"nobody knows how to repeat it, and {name} ranks the records"
-        (others,) = compute_features([observed], null, statistics)
-        values, null_values = (each.values[:, each.names.index(name)] for each in (usual, others))
-        return values, null_values, None, "statistical", name, why
+        name = _first_choice(names, observed) if cosine is None else "gradient_cosine"
+        return alone(name, f"{why}nobody knows how to repeat it, and {name} ranks the records")
     if why:
         why += f"{repeated} was repeated; "
     why += (
@@ -535,27 +556,25 @@ def _weigh(
     if weights.nonzero().flatten().tolist() == [cosine]:
         # No weights were fitted to the records on which the round was repeated, so that all null
         # records can rank the candidates.
-        (others,) = compute_features([observed], null, ["gradient_cosine"])
-        values, null_values = usual.values[:, cosine], others.values[:, 0]
-        return values, null_values, rehearsal, "statistical", "gradient_cosine", why
+        return alone("gradient_cosine", why, rehearsal)
     known = len(reference.gram) if reference else size
     parts = [(null[size:known], slice(size, None)), (null[known:], None)]
     null_values = torch.cat([
-        compute_features([observed], part, statistics, reference, rows)[0].values @ weights
+        compute_features([observed], part, statistics, reference, rows)[1][0] @ weights
         for part, rows in parts
         if len(part)
     ])  # fmt: skip
-    values = usual.values @ weights
+    values = usual @ weights
     if not rehearsal.is_clear:
         return values, null_values, rehearsal, "none", "no statistic", why
     best = rehearsal.weights.abs().argsort(descending=True)[:3].tolist()
-    names = ", ".join(usual.names[index] for index in best)
-    name = f"{len(usual.names)} statistics, most by {names}"
+    most = ", ".join(names[index] for index in best)
+    name = f"{len(names)} statistics, most by {most}"
     return values, null_values, rehearsal, "statistical", name, why
 
 
-def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the index and name of the statistic for an update whose round is not repeated. The
+def _first_choice(names: Sequence[str], observed: Seen) -> str:
+    """Return the name of the statistic for an update whose round is not repeated. The
     statistic is that of the layer with the smallest ratio of ``rows`` to ``capacity``: with labels
     :meth:`RowSpace.agreement`, else the residual, the distance from the row space. The agreement
     also works if the layer has fewer units than there are samples. On six development draws with
@@ -564,8 +583,7 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
-    name = next((name for name in tried if name in names), names[0])
-    return names.index(name), name
+    return next((name for name in tried if name in names), names[0])
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
