@@ -7,6 +7,7 @@ from scipy import stats
 
 from flwr_leakage.measurements import NOT_TESTED, LeakageRecord, RunEvent
 from flwr_leakage.members.verdict import FORGEABLE
+from flwr_leakage.report.attempts import where
 from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
@@ -115,7 +116,6 @@ def membership_section(index: Index) -> MembershipSection | None:
         return None
     found = _candidates(index, len(evidence))
     called = [each for each in found if each.is_found]
-    exact = sum(each.exact_in > 0 for each in called)
     rounds = several(sorted({key[0] for key in evidence}), "round")
     clients = sorted({key[1] for key in evidence if key[1] >= 0})
     whose = several(clients) if clients else "the sum of all clients"
@@ -124,7 +124,7 @@ def membership_section(index: Index) -> MembershipSection | None:
         "The test is apart from the attack on images, and also takes updates that were not "
         "attacked."
     )
-    found_told = _told(len(called), exact)
+    found_told = f"It found {_used_told(called) if called else 'none of them used'}."
     sentences = [f"The server tested {tested}: of {whose} in {rounds}. {apart} {found_told}"]
     if called:
         sentences.append(
@@ -204,23 +204,11 @@ def _example(
     return last
 
 
-def _told(called: int, exact: int) -> str:
-    """Return a sentence on the ``called`` records that were found to be used.
-
-    Of these, ``exact`` were found by algebra and the others by statistics.
-    """
-    if not called:
-        return "It found none of them used."
-    likely, told = called - exact, []
-    if exact:
-        copies = "an equal copy of it, was" if exact == 1 else "equal copies of them, were"
-        told.append(f"{exact if exact > 1 else 'one'} of them, or {copies} used, by algebra")
-    if likely:
-        told.append(f"of {likely} {'more ' * bool(exact)}the record or a near copy probably was")
-    if likely:
-        told[-1] += ", by statistics"
-    sentence = "; ".join(told)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+def _used_told(called: Sequence[_Candidate]) -> str:
+    """Return words such as ``3, or near copies, used, 1 by algebra`` for the found records."""
+    exact = sum(each.exact_in > 0 for each in called)
+    near = ", or near copies," if exact < len(called) else ""
+    return f"{len(called)}{near} used" + f", {exact} by algebra" * bool(exact)
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str]:
@@ -242,7 +230,7 @@ def _by_algebra(updates: Sequence[tuple[int, int]], forgeable: bool) -> list[str
             "the inputs that the record gives to the layers are combinations of those of the used "
             "records up to rounding, as no null record's are"
         )
-    return [f"Only the updates of {_places(updates)} could be tested by algebra: {told}."]
+    return [f"Only the updates of {where(updates)} could be tested by algebra: {told}."]
 
 
 def _order(each: _Candidate) -> tuple[bool, float, int]:
@@ -251,18 +239,6 @@ def _order(each: _Candidate) -> tuple[bool, float, int]:
     """
     p = 2.0 if each.p_value is None else each.p_value
     return not (each.is_found and each.exact_in), p, each.sample
-
-
-def _places(updates: Sequence[tuple[int, int]]) -> str:
-    """Return words for updates, given by (round, client): the rounds of at most three clients."""
-    rounds = grouped((client, server_round) for server_round, client in updates)
-    told = [
-        f"{f'{who(client)} in ' if client >= 0 else ''}{several(sorted(held), 'round')}"
-        for client, held in sorted(rounds.items())[:3]
-    ]
-    if len(rounds) > 3:
-        told.append(count(len(rounds) - 3, "other client"))
-    return " and ".join(told)
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:
@@ -339,17 +315,15 @@ def members_told(index: Index, with_link: bool = True) -> str:
     """
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
-    called = sum(each.is_found for each in found)
-    exact = sum(each.is_found and each.exact_in > 0 for each in found)
+    called = [each for each in found if each.is_found]
     if not called:
         return ""
-    near = ", or near copies," if exact < called else ""
     if not with_link:
-        return f"{called} of {count(len(found), 'tested record')}{near} found used"
-    by = f", {exact} by algebra" if exact else ""
+        near = "" if all(each.exact_in for each in called) else ", or near copies,"
+        return f"{len(called)} of {count(len(found), 'tested record')}{near} found used"
     return (
-        f"Of {count(len(found), 'record')} that the server tested, it found {called}{near} "
-        f"used{by}: see “Was this record used?”."
+        f"Of {count(len(found), 'record')} that the server tested, it found {_used_told(called)}: "
+        f"see “Was this record used?”."
     )
 
 

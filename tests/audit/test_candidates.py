@@ -127,8 +127,8 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
     section = membership_section(Index(run.records))
     assert section.sentences[0] == (
         "The server tested 4 records in 2 updates: of clients 0 and 1 in round 1. The test is "
-        "apart from the attack on images, and also takes updates that were not attacked. 2 of "
-        "them, or equal copies of them, were used, by algebra."
+        "apart from the attack on images, and also takes updates that were not attacked. It "
+        "found 2 used, 2 by algebra."
     )
     assert section.sentences[-1] == (
         "In this simulation the truth is known: 2 of 2 used records were found, and 0 of 2 records "
