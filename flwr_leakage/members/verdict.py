@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_high
 from typing import Literal
 
 import torch
@@ -528,7 +529,8 @@ def _weigh(
     # the noise cannot be estimated for other optimizers, whose updates have full rank even without
     # noise
     if noise_std is None and optimizer == "SGD":
-        std = _told_noise(spans)
+        told = [span.noise_std for span in spans if span.noise_std is not None]
+        std = median_high(told or [0.0])
     for repeated in dict.fromkeys((optimizer, "Adam")):
         rehearsal = rehearse(
             problem, observed, pool, statistics, generator, std, repeated, reference
@@ -584,11 +586,3 @@ def _first_choice(names: Sequence[str], observed: Seen) -> str:
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
     return next((name for name in tried if name in names), names[0])
-
-
-def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the median over layers of ``noise_std``, the noise estimated from a layer's singular
-    values; 0 if it was estimated for no layer.
-    """
-    told = sorted(span.noise_std for span in spans if span.noise_std is not None)
-    return told[len(told) // 2] if told else 0.0
