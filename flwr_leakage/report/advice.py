@@ -10,7 +10,6 @@ from flwr_leakage.report.attempts import (
     SEEN,
     Attempt,
     Fates,
-    Labels,
     attempts,
     beyond_chance,
     condition_told,
@@ -184,11 +183,15 @@ def _in_short(
     is_raw = bool(ended(index, found))
     assume = to_assume(index, metadata, fate.attacked)
     is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
+    then = []
+    if assume:
+        then = [plain_text(f"In that run, {assume[0].lower()}{assume[1:]}", MAX_LINE)]
+    elif is_cut_off:
+        then = [_time_then(index, metadata, not is_raw)]
     return (
         *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
         Line(TEST, changes),
-        *([Line(_assume_then(assume))] if assume else []),
-        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off and not assume else []),
+        *map(Line, then),
         Line(_go_on(condition, "the new run")),
     )
 
@@ -284,10 +287,6 @@ def _goal(is_accepted: bool = False) -> str:
     return f"meets the list in The answer at length: {seen}; all clients attacked; none cut off."
 
 
-def _assume_then(how: str) -> str:
-    return plain_text(f"In that run, {how[0].lower()}{how[1:]}", MAX_LINE)
-
-
 def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> str:
     sentence, settings = more_time(index, metadata, is_what_if)
     told = f"In that run, {sentence[0].lower()}{sentence[1:]}"
@@ -311,18 +310,6 @@ def _found(index: Index, found: Sequence[Attempt]) -> str:
     return "; ".join(told)
 
 
-def _labels_beyond_guess(
-    index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
-) -> Labels | None:
-    """Return how many labels the attacks inferred rightly, and how many a guess has right.
-
-    The result is ``None`` if chance explains the number of right labels, or if labels were not
-    inferred.
-    """
-    told = labels_right(index, found)
-    return told if told and told.is_beyond_guess and labels_inferred(index, metadata) else None
-
-
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
     """Return a line that advises to decide whether the server may know labels; empty if none is
     needed.
@@ -330,8 +317,8 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
     No line is needed if the attacks inferred no more labels than guesses do by chance, and an
     inference of class counts had no more labels of any client right than a guess.
     """
-    inferred, told = _labels_beyond_guess(index, metadata, found), []
-    if inferred:
+    inferred, told = labels_right(index, found), []
+    if inferred and inferred.is_beyond_guess and labels_inferred(index, metadata):
         right = f"{inferred.right} of {inferred.whole} were inferred"
         told.append(f"{right}, and a guess has {inferred.commonest}")
     if better := better_than_guess(index):

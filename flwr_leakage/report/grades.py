@@ -92,7 +92,8 @@ def grade(
         return "exact"
     if blind_psnr is None:
         return None
-    if _is_affine(affine_psnr, blind_affine_psnr):
+    fitted = affine_psnr is not None and blind_affine_psnr is not None
+    if fitted and affine_psnr - blind_affine_psnr >= AFFINE_DB:  # type: ignore[operator]
         return "recognisable"
     nearer = psnr - blind_psnr
     known = ssim is not None and blind_ssim is not None
@@ -172,16 +173,6 @@ def decided_by(
     else:
         written = f"by LPIPS {lpips:.2f}"
     return written.replace("-", "−")
-
-
-def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether a reconstruction shows its original up to brightness and contrast: its PSNR is
-    at least 10 dB above that of a guess without the update.
-
-    Both PSNRs are in dB, after the change of brightness and contrast that brings the
-    reconstruction, or the guess, nearest the original.
-    """
-    return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 
 
 @dataclass(frozen=True)
