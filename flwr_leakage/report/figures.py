@@ -126,7 +126,7 @@ def story_figures(
     title = f"{' and '.join(names).capitalize()} over the rounds"
     caption = "How good the trained model is after each round."
     if made:
-        caption = _story_caption(pooled, told, bool(accuracy), index.sample)
+        caption = _story_caption(pooled, bool(accuracy), index.sample)
     text = _description(pooled, accuracy)
     chart = Chart(
         title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),
@@ -184,13 +184,10 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
     return {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
 
 
-def _story_caption(
-    panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
-) -> str:
-    """Return the caption, on how to read the marks, of the chart of PSNR over the rounds.
+def _story_caption(panels: Sequence[Panel], with_accuracy: bool, noun: Sample) -> str:
+    """Return the caption, on how to read the dots, of the chart of PSNR over the rounds.
 
-    ``told`` are the defenses whose medians are drawn, ``with_accuracy`` tells whether accuracy is
-    drawn, too, and ``noun`` has the nouns for samples.
+    ``with_accuracy`` tells whether accuracy is drawn, too, and ``noun`` has the nouns for samples.
     """
     text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
@@ -202,10 +199,6 @@ def _story_caption(
             f" Hollow: the time limit cut the attack off{behind}, so that a fall is no sign of "
             f"safety."
         )
-    if any(panel.blind for panel in panels):
-        text += " Dotted: a guess without any update."
-    if told:
-        text += f" Dashed: the same updates under {' and '.join(remedy.name for remedy in told)}."
     return text
 
 
