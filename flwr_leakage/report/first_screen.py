@@ -67,7 +67,7 @@ def tiles(
 
 
 def _seen(index: Index, found: Sequence[Attempt]) -> Tile:
-    sample, updates = index.sample, {attempt.key[:2] for attempt in found}
+    sample = index.sample
     each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
     noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
@@ -76,9 +76,7 @@ def _seen(index: Index, found: Sequence[Attempt]) -> Tile:
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
     more = f", {parts:,} in part" if parts else ""
-    over = len(ended(index, found))
-    cut = f"; time cut off {over:,} of {count(len(updates), 'attack')}" if over else ""
-    return Tile(noun, f"{seen:,} of {len(each):,} seen{more}", f"blind guess: 0{cut}", seen > 0)
+    return Tile(noun, f"{seen:,} of {len(each):,} seen{more}", "blind guess: 0", seen > 0)
 
 
 def _labels(
