@@ -147,14 +147,6 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     same_image = grouped(((a.key[1], a.image), a) for a in found)
 
     is_telling = beyond_chance(found)
-
-    def show(key: Key) -> Exhibit:
-        attempt = attempt_of.get(key)
-        known = attempt is not None and attempt.image is not None
-        same = same_image[key[1], attempt.image] if attempt and known else []
-        others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
-        return _exhibit(key, by_key[key], attempt, others, is_telling)
-
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
     shown.sort(key=worst_first(attempt_of))
     sizes = (sum(image.path.stat().st_size for image in by_key[key].values()) for key in shown)
@@ -163,7 +155,9 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         for key, taken in zip(shown[:limit], accumulate(sizes), strict=False)
         if taken <= MAX_PAGE_BYTES
     ]
-    exhibits = tuple(show(key) for key in kept)
+    exhibits = tuple(
+        _exhibit(key, by_key[key], attempt_of.get(key), same_image, is_telling) for key in kept
+    )
     is_graded = any(key in attempt_of and attempt_of[key].grade for key in shown)
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
@@ -176,9 +170,12 @@ def _exhibit(
     key: Key,
     roles: Mapping[str, ImageRecord],
     attempt: Attempt | None,
-    others: tuple[tuple[int, str], ...],
+    same_image: Mapping[tuple[int, int | None], Sequence[Attempt]],
     is_telling: bool,
 ) -> Exhibit:
+    known = attempt is not None and attempt.image is not None
+    same = same_image[key[1], attempt.image] if attempt and known else []
+    others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
     _, client_id, sample = key
     client = who(client_id) if client_id >= 0 else "aggregate"
     label = attempt.label if attempt else ""
