@@ -57,22 +57,20 @@ class Table:
         columns: the headings of the columns.
         rows: the rows, each with one text per column.
         notes: sentences below the table.
-        stands: the number of rows that are shown, while further ones are folded; 0 to show all.
         texts: the headings of the columns that hold words, which are aligned to the left.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    stands: int = 0
     texts: tuple[str, ...] = ()
 
     @property
     def is_long(self) -> bool:
-        """Return whether the page folds the rows beyond the first ``stands``, which are more than
-        three.
+        """Return whether the page folds the rows beyond the first twelve (``MAX_ROWS``), which are
+        more than three.
         """
-        return 0 < self.stands < len(self.rows) - 3
+        return len(self.rows) > MAX_ROWS + 3
 
     def without_decibels(self) -> "Table":
         """Return the table without those columns in decibels that have no number in any row.

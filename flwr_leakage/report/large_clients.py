@@ -13,7 +13,6 @@ from flwr_leakage.report.attempts import (
     tally,
 )
 from flwr_leakage.report.index import (
-    MAX_ROWS,
     Index,
     Table,
     count,
@@ -215,7 +214,7 @@ def _labels(
         f"right. The rehearsals show a spread and no bound: the truth may lie below it. A guess is "
         f"made without the client's own update.",
     )
-    return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5])
+    return Table(columns, tuple(rows), notes, columns[3:5])
 
 
 def _shares(

@@ -9,7 +9,6 @@ from flwr_leakage.measurements import NOT_TESTED, LeakageRecord, RunEvent
 from flwr_leakage.members.verdict import FORGEABLE
 from flwr_leakage.report.attempts import where
 from flwr_leakage.report.index import (
-    MAX_ROWS,
     Index,
     Key,
     Table,
@@ -181,9 +180,7 @@ def membership_section(index: Index) -> MembershipSection | None:
     columns = ("record", "verdict", "p, corrected", "most clearly in", *(["was used"] * truth))
     rows = tuple(_row(each, truth) for each in sorted(found, key=_order))
     texts = ("verdict", "most clearly in")
-    return MembershipSection(
-        len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts)
-    )
+    return MembershipSection(len(called), tuple(sentences), Table(columns, rows, notes, texts))
 
 
 def _example(

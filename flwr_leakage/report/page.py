@@ -31,7 +31,7 @@ from flwr_leakage.report.figures import (
 from flwr_leakage.report.first_screen import heat_map, tiles, worst
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
-from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
+from flwr_leakage.report.index import MAX_ROWS, RANKED, Index, Table, count, median, values
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import membership_section, untested_told
 from flwr_leakage.report.membership_curve import membership_curve
@@ -259,6 +259,7 @@ def environment(*packages: str) -> Environment:
     found.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     found.filters["homeless"] = homeless
     found.filters["plain"] = plain_text
+    found.globals["max_rows"] = MAX_ROWS
     return found
 
 

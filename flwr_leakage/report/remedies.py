@@ -21,7 +21,6 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.commands import are_plain, is_simulation, overrides, words_of
 from flwr_leakage.report.index import (
-    MAX_ROWS,
     Index,
     Step,
     Table,
@@ -143,9 +142,7 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
     words = ("its updates", "grades of attempts")
     texts = any(a.tokens is not None for remedy in asked for a in remedy.before)
-    return Table(
-        columns, tuple(rows), () if texts else (BLAND,), MAX_ROWS, words
-    ).without_decibels()
+    return Table(columns, tuple(rows), () if texts else (BLAND,), words).without_decibels()
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

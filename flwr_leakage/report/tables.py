@@ -19,7 +19,6 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
-    MAX_ROWS,
     RANKED,
     RANKED_CLIENTS,
     SPARED,
@@ -87,7 +86,7 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
                     decibel(median(blind_in.get(server_round, [])))]  # fmt: skip
         row += [_metric(name, metrics_in[name].get(server_round, [])) for name in metrics]
         rows.append(tuple(row))
-    return Table(tuple(columns), tuple(rows), missing(index, "metric"), MAX_ROWS)
+    return Table(tuple(columns), tuple(rows), missing(index, "metric"))
 
 
 def _grades(found: Sequence[Attempt]) -> list[str]:
@@ -113,7 +112,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, (), MAX_ROWS, ("where",)).without_decibels()
+    return Table(columns, rows, (), ("where",)).without_decibels()
 
 
 def _is_share(name: str) -> bool:
@@ -206,7 +205,7 @@ def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
     columns = ("round", "updates attacked", "without result",
                *(["ended by the time limit"] * bool(stopped_in)),
                *(f"{label(name)} median" for name in names))  # fmt: skip
-    return Table(columns, rows, missing(index, "attack"), MAX_ROWS)
+    return Table(columns, rows, missing(index, "attack"))
 
 
 DOES, TRAINED = "what it does a round", "a replay gives the update (before a defense)"
@@ -220,17 +219,7 @@ def clients_table(
 ) -> Table:
     """Return a table of at most ``limit`` attacked clients, those most at risk first."""
     by_client = grouped_by_client(found)
-    fate = fates(index)
-    attacked = _attacked(fate, found)
-    rested = grouped(
-        ((client, reason), server_round)
-        for (server_round, client), reason in sorted(fate.spared.items())
-        if client in attacked
-    )
-    reasons = grouped(
-        (client, f"{several(rounds, 'round')}: {why}") for (client, why), rounds in rested.items()
-    )
-    told = {client: "; ".join(texts) for client, texts in reasons.items()}
+    attacked = _attacked(fates(index), found)
     # As sorting is stable, clients of equal risk keep the ascending order of their numbers.
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
     cells = {}
@@ -246,7 +235,7 @@ def clients_table(
         *([RANKED, RANKED_CLIENTS] * by_decibels),
     )
     columns = ("attempts", *GRADES, "worst case, dB", "identified")
-    return _of_clients(index, events, columns, cells, told, notes).without_decibels()
+    return _of_clients(index, events, columns, cells, {}, notes).without_decibels()
 
 
 def _of_clients(
@@ -279,7 +268,7 @@ def _of_clients(
     headings = ("client", DOES, *columns, BECAUSE, TRAINED, "errors, warnings")
     shown = tuple(tuple(compress(row, has)) for row in rows)
     texts = (DOES, BECAUSE, TRAINED)
-    return Table(tuple(compress(headings, has)), shown, notes, MAX_ROWS, texts)
+    return Table(tuple(compress(headings, has)), shown, notes, texts)
 
 
 def unattacked_table(
@@ -329,7 +318,7 @@ def events_table(events: Sequence[RunEvent], limit: int) -> Table:
         for event in ranked[:limit]
     )
     notes = _left_out("event", events, rows, "; all are in records.jsonl")
-    return Table(("level", "round", "where", "what happened"), rows, notes, MAX_ROWS)
+    return Table(("level", "round", "where", "what happened"), rows, notes)
 
 
 UNDEFENDED = (
@@ -454,7 +443,7 @@ def client_scores_table(index: Index, limit: int) -> Table:
             f"{several(untried).capitalize()} {verb} not attacked: where a score makes {whom} look "
             f"safe (as a large λmax does), nothing here has tested it.",
         )
-    return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)
+    return Table(("client", *map(label, scores_of)), rows, notes)
 
 
 CLOCKS = (
@@ -478,7 +467,7 @@ def costs_table(index: Index) -> Table:
     ]
     totals = (f"{sum(values(index.series('cost', name))):,.2f}" for name in names)
     columns = tuple(_cost_heading(name, unit_of(index.series("cost", name))) for name in names)
-    return Table(("round", *columns), (("total", *totals), *rows), (CLOCKS,), MAX_ROWS)
+    return Table(("round", *columns), (("total", *totals), *rows), (CLOCKS,))
 
 
 def _cost_heading(name: str, unit: str) -> str:

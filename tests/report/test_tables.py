@@ -126,14 +126,6 @@ def test_attacked_clients_are_ordered_by_their_worst_leak_and_others_stand_apart
     assert capped.notes == ("1 further client left out.",)
 
 
-def test_an_attacked_client_says_in_which_rounds_it_rested():
-    records = [metric(1, 0, 0, 30.0), spared(2, 0, 1, "every 2 rounds"), spared(2, 1, 9, "many")]
-    index = with_blind(*records)
-    table = clients_table(index, [], attempts(index), 10)
-    assert column(table, "not attacked, because") == ["round 2: every 2 rounds"]
-    assert column(unattacked_table(index, [], attempts(index), 10), "client") == ["1"]
-
-
 def test_events_come_by_severity_and_say_what_is_left_out():
     levels = ("info", "warning", "error", "info")
     events = [RunEvent("r", i, i - 1, level, str(i)) for i, level in enumerate(levels)]
