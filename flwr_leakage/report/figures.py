@@ -89,8 +89,6 @@ class Agreement:
         p_value: the p-value of ``found`` times the number of compared scores, at most 1; ``None``
             if there is none.
         reading: the finding in words, with its reason.
-        holds: whether the score ranks the samples in the order that it claims; ``None`` if the run
-            cannot tell.
         sample: the nouns for the samples that are ranked.
     """
 
@@ -101,7 +99,6 @@ class Agreement:
     found: RankAgreement
     p_value: float | None
     reading: str
-    holds: bool | None
     sample: Sample
 
 
@@ -423,9 +420,9 @@ def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement
     unit = next(iter(index.series("metric", outcome).values())).unit
     p_value = None if found.p_value is None else min(1.0, found.p_value * scores)
     sample = index.sample
-    holds, reading = _reading(found, p_value, first.direction, outcome, scores, sample)
+    reading = _reading(found, p_value, first.direction, outcome, scores, sample)
     pairs = tuple((x, y) for _, _, x, y in seen)
-    return Agreement(score, outcome, unit, pairs, found, p_value, reading, holds, sample)
+    return Agreement(score, outcome, unit, pairs, found, p_value, reading, sample)
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
@@ -459,24 +456,22 @@ def _reading(
     outcome: str,
     scores: int,
     noun: Sample,
-) -> tuple[bool | None, str]:
+) -> str:
     if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
-        return None, "The score claims no direction."
+        return "The score claims no direction."
     if found.least * scores > SURE:
-        return None, f"{too_few_told(found, scores, noun)} {AVOID}"
+        return f"{too_few_told(found, scores, noun)} {AVOID}"
     if found.coefficient is None or p_value is None:
-        return None, f"All {noun.many} are equal: no rank correlation. {AVOID}"
+        return f"All {noun.many} are equal: no rank correlation. {AVOID}"
     leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
     expected = leak_sign if outcome == "psnr" else -leak_sign
     sign = "positive" if expected > 0 else "negative"
     claim = f"The score claims “{direction}”: ρ with {label(outcome)} should be {sign}."
     if p_value > SURE:
-        return None, f"{claim} Chance gives as much: this run does not tell. {AVOID}"
+        return f"{claim} Chance gives as much: this run does not tell. {AVOID}"
     if found.coefficient * expected > 0:
-        return True, (
-            f"{claim} It is: the score ranks the {noun.many} of a round as the attack does."
-        )
-    return False, f"{claim} It is not: the score ranks the {noun.many} backwards. {AVOID}"
+        return f"{claim} It is: the score ranks the {noun.many} of a round as the attack does."
+    return f"{claim} It is not: the score ranks the {noun.many} backwards. {AVOID}"
 
 
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
@@ -492,25 +487,3 @@ def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
         f"round. It takes {needed}: of fewer, chance alone puts them into a perfect order{among} "
         f"in more than {100 * SURE:g} % of runs."
     )
-
-
-def agreement_told(agreed: Sequence[Agreement]) -> str:
-    """Return sentences on which scores of a run rank the samples as the attack does."""
-    most = max((entry.found for entry in agreed), key=lambda found: found.n)
-    if most.least * len(agreed) > SURE:
-        return too_few_told(most, len(agreed), agreed[0].sample)
-    named = {
-        held: ", ".join(label(entry.score) for entry in agreed if entry.holds is held)
-        for held in (True, False, None)
-    }
-    parts = [
-        f"{words}: {named[held]}."
-        for held, words in (
-            (True, "Yes, as they claim"),
-            (False, "No, backwards"),
-            (None, "This run does not tell about"),
-        )
-        if named[held]
-    ]
-    trust = "Rely on no other here." if named[True] else "Rely on none of them here."
-    return " ".join((*parts, trust))

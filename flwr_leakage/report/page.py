@@ -21,7 +21,6 @@ from flwr_leakage.records import RunEvent
 from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
 from flwr_leakage.report.figures import (
-    agreement_told,
     agreements,
     corridors,
     round_figures,
@@ -191,7 +190,6 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             unattacked=others,
             classes=classes_table(found),
             agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
-            agreement=agreement_told(agreed) if agreed else "",
             score_charts=[*corridors(index, metadata), *round_figures(index, "score")],
             client_scores=client_scores_table(index, MAX_CLIENTS),
             error_bars=scores_table(index),
