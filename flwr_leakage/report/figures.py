@@ -76,32 +76,6 @@ class Chart:
     figures: str = ""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The finding on whether one risk score ranks the samples as one outcome of the attack does.
-
-    Attributes:
-        score: the score's name.
-        outcome: the metric's name.
-        unit: the unit of the outcome.
-        pairs: (score, outcome) of each sample that has both, in every round.
-        found: the agreement of the two rankings within rounds.
-        p_value: the p-value of ``found`` times the number of compared scores, at most 1; ``None``
-            if there is none.
-        reading: the finding in words, with its reason.
-        sample: the nouns for the samples that are ranked.
-    """
-
-    score: str
-    outcome: str
-    unit: str
-    pairs: tuple[tuple[float, float], ...]
-    found: RankAgreement
-    p_value: float | None
-    reading: str
-    sample: Sample
-
-
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
@@ -277,30 +251,6 @@ def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
-def score_figure(i: int, entry: Agreement, blind: float | None) -> Chart:
-    """Return the page's ``i``-th chart of a risk score against the attack's outcome.
-
-    ``entry`` holds their pairs of values. The chart's figures are the number of samples, the rank
-    correlation ρ within rounds, and its p-value. ``blind`` is the PSNR in dB of a guess without the
-    update, ``None`` if unknown.
-    """
-    figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
-    if entry.found.coefficient is not None and entry.p_value is not None:
-        rho = f"{entry.found.coefficient:+.2f}".replace("-", "−")
-        figures.insert(0, f"ρ within rounds\u00a0=\u00a0{rho}")
-        figures.append(f"p\u00a0=\u00a0{number(entry.p_value, 2)}")
-    outcome = heading(entry.outcome, entry.unit)
-    svg = None
-    if entry.pairs:
-        level = blind if entry.outcome == "psnr" else None
-        description = f"{label(entry.score)} against {outcome}: {', '.join(figures)}."
-        svg = scatter_chart(entry.pairs, f"scatter{i}", description, outcome, level)
-    caption = f"{entry.reading} Right: {label(entry.score)}. Up: {outcome}."
-    if len(entry.pairs) > MAX_DOTS:
-        caption += f" Only some of the {len(entry.pairs):,} dots are drawn."
-    return Chart(label(entry.score), caption, svg, figures=" · ".join(figures))
-
-
 BOUNDS = {
     "bayesian_bound_rmse": (
         "Bayesian",
@@ -400,32 +350,48 @@ OUTCOMES = ("psnr", "rmse", "mse")
 AVOID = "Do not rely on it here."
 
 
-def agreements(index: Index) -> list[Agreement]:
-    """Return for each risk score whether it ranks samples as the attack's PSNR on them does.
+def score_figures(index: Index) -> list[Chart]:
+    """Return a chart of each risk score against the attack's outcome, its PSNR on the same samples.
 
     RMSE or MSE is compared where no PSNR was recorded. A score that is equal for all samples is
-    left out. Without any of these metrics the list is empty.
+    left out. Without any of these metrics the list is empty. The figures of a chart are the number
+    n of samples, the rank correlation ρ within rounds, and its p-value times the number of scores,
+    at most 1. The caption says whether the score ranks the samples in the order that it claims.
     """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
     names = [name for name in index.names("score") if not is_constant(index.series("score", name))]
     if outcome is None:
         return []
-    return [_agreement(index, score, outcome, len(names)) for score in names]
+    return [_score_figure(index, names, i, outcome) for i in range(len(names))]
 
 
-def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement:
-    seen = _pairs(index, score, outcome)
-    found = rank_agreement(seen)
-    first = next(iter(index.series("score", score).values()))
-    unit = next(iter(index.series("metric", outcome).values())).unit
-    p_value = None if found.p_value is None else min(1.0, found.p_value * scores)
-    sample = index.sample
-    reading = _reading(found, p_value, first.direction, outcome, scores, sample)
-    pairs = tuple((x, y) for _, _, x, y in seen)
-    return Agreement(score, outcome, unit, pairs, found, p_value, reading, sample)
+def _score_figure(index: Index, scores: Sequence[str], i: int, outcome: str) -> Chart:
+    name, noun, pairs = label(scores[i]), index.sample, score_pairs(index, scores[i], outcome)
+    found = rank_agreement(pairs)
+    p_value = None if found.p_value is None else min(1.0, found.p_value * len(scores))
+    figures = [f"n\u00a0=\u00a0{count(found.n, noun.one)}"]
+    if found.coefficient is not None and p_value is not None:
+        rho = f"{found.coefficient:+.2f}".replace("-", "−")
+        figures.insert(0, f"ρ within rounds\u00a0=\u00a0{rho}")
+        figures.append(f"p\u00a0=\u00a0{number(p_value, 2)}")
+    axis = heading(outcome, unit_of(index.series("metric", outcome)))
+    svg = None
+    if pairs:
+        is_psnr = outcome == "psnr"
+        blind = median(values(index.series("metric", "blind_psnr"))) if is_psnr else None
+        description = f"{name} against {axis}: {', '.join(figures)}."
+        svg = scatter_chart(
+            [(x, y) for _, _, x, y in pairs], f"scatter{i}", description, axis, blind
+        )
+    direction = next(iter(index.series("score", scores[i]).values())).direction
+    reading = _reading(found, p_value, direction, outcome, len(scores), noun)
+    caption = f"{reading} Right: {name}. Up: {axis}."
+    if len(pairs) > MAX_DOTS:
+        caption += f" Only some of the {len(pairs):,} dots are drawn."
+    return Chart(name, caption, svg, figures=" · ".join(figures))
 
 
-def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
+def score_pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
     """Return (round, image, score, outcome) for each sample with a score and an outcome of the
     attack.
 
@@ -460,7 +426,7 @@ def _reading(
     if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
         return "The score claims no direction."
     if found.least * scores > SURE:
-        return f"{too_few_told(found, scores, noun)} {AVOID}"
+        return f"{_too_few_told(found, scores, noun)} {AVOID}"
     if found.coefficient is None or p_value is None:
         return f"All {noun.many} are equal: no rank correlation. {AVOID}"
     leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
@@ -474,7 +440,7 @@ def _reading(
     return f"{claim} It is not: the score ranks the {noun.many} backwards. {AVOID}"
 
 
-def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
+def _too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
     """Return sentences on a run with too few samples to judge its risk scores.
 
     The sentences tell how many samples could be compared, and how many are needed to judge

@@ -21,16 +21,15 @@ from flwr_leakage.records import RunEvent
 from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
 from flwr_leakage.report.figures import (
-    agreements,
     corridors,
     round_figures,
-    score_figure,
+    score_figures,
     story_figures,
 )
 from flwr_leakage.report.first_screen import heat_map, tiles, worst
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
-from flwr_leakage.report.index import MAX_ROWS, RANKED, Index, Table, count, median, values
+from flwr_leakage.report.index import MAX_ROWS, RANKED, Index, Table, count, values
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import membership_section, untested_told
 from flwr_leakage.report.membership_curve import membership_curve
@@ -123,7 +122,6 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
     texts = text_gallery(run.texts, found, index, max_gallery)
     any_grade = bool(tally(found)) and not texts
     members, large = membership_section(index), large_clients_section(index, metadata)
-    agreed, blind = agreements(index), median(values(index.series("metric", "blind_psnr")))
     story_chart, clients_chart = story_figures(index, found, asked)
     scripts = [_script(name) for name in ("script.js", "live.js")[: 2 if live else 1]]
     names = [metadata.get("run"), *(record.run for record in run.records[:1])]
@@ -189,7 +187,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             clients=clients,
             unattacked=others,
             classes=classes_table(found),
-            agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
+            agreements=score_figures(index),
             score_charts=[*corridors(index, metadata), *round_figures(index, "score")],
             client_scores=client_scores_table(index, MAX_CLIENTS),
             error_bars=scores_table(index),

@@ -8,7 +8,7 @@ from scipy import stats
 from told import metric, objective, score, spared
 
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.report.figures import agreements
+from flwr_leakage.report.figures import score_figures, score_pairs
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.tables import (
     client_scores_table,
@@ -38,6 +38,10 @@ def paired(scores, outcomes, **named):
     return Index(records + [metric(1, i, 0, value) for i, value in enumerate(outcomes)])
 
 
+def figures_of(chart):
+    return chart.figures.replace("\u00a0", " ").split(" · ")
+
+
 @pytest.mark.parametrize(
     ("direction", "sign", "words"),
     [
@@ -51,17 +55,18 @@ def paired(scores, outcomes, **named):
 def test_the_reading_follows_the_direction(direction, sign, words):
     values = np.arange(20.0)
     noisy = values + np.random.default_rng(0).normal(0, 3, 20)
-    [entry] = agreements(paired(list(values), list(sign * noisy), direction=direction))
+    [entry] = score_figures(paired(list(values), list(sign * noisy), direction=direction))
     expected = stats.spearmanr(values, sign * noisy)
-    assert entry.found.coefficient == pytest.approx(expected.statistic)
-    assert entry.p_value < 0.001 and entry.found.n == 20
-    assert words in entry.reading
+    rho, size, p_value = figures_of(entry)
+    assert rho == f"ρ within rounds = {expected.statistic:+.2f}".replace("-", "−")
+    assert size == "n = 20 images" and p_value.endswith(" × 10⁻⁴")
+    assert words in entry.caption
 
 
 def test_a_score_of_pure_chance_tells_nothing():
     rng = np.random.default_rng(1)
-    [entry] = agreements(paired(list(rng.normal(size=30)), list(rng.normal(size=30))))
-    assert "this run does not tell" in entry.reading
+    [entry] = score_figures(paired(list(rng.normal(size=30)), list(rng.normal(size=30))))
+    assert "this run does not tell" in entry.caption
 
 
 def over_rounds(scores, outcomes, num_rounds, name="s"):
@@ -79,18 +84,18 @@ def over_rounds(scores, outcomes, num_rounds, name="s"):
 def test_five_images_in_three_rounds_are_five_and_not_fifteen():
     scores, outcomes = [1.0, 2.0, 3.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0]
     records = over_rounds(scores, outcomes, 3)
-    [alone] = agreements(Index(records))
-    assert alone.found.n == 5 and alone.p_value == pytest.approx(2 / 120)
-    assert "ranks the images backwards" in alone.reading  # a perfect order, of a single score
+    [alone] = score_figures(Index(records))
+    assert figures_of(alone)[1:] == ["n = 5 images", "p = 0.017"]  # 2 / 5!
+    assert "ranks the images backwards" in alone.caption  # a perfect order, of a single score
     more = over_rounds([2.0, 1.0, 3.0, 5.0, 4.0], outcomes, 3, "t")
     more += over_rounds([1.0, 5.0, 3.0, 2.0, 4.0], outcomes, 3, "u")
-    found = agreements(Index(records + more + over_rounds([2.0] * 5, outcomes, 3, "constant")))
-    assert "backwards" in found[0].reading  # 3 · 2 / 5! is 5 %
-    assert all("this run does not tell" in entry.reading for entry in found[1:])
-    found = agreements(
+    found = score_figures(Index(records + more + over_rounds([2.0] * 5, outcomes, 3, "constant")))
+    assert "backwards" in found[0].caption  # 3 · 2 / 5! is 5 %
+    assert all("this run does not tell" in entry.caption for entry in found[1:])
+    found = score_figures(
         Index(records + more + over_rounds([3.0, 1.0, 4.0, 2.0, 5.0], outcomes, 3, "v"))
     )
-    assert found[0].reading == (
+    assert found[0].caption.startswith(
         "Too few images to tell: 5 can be compared with others of a round. It takes 6: of fewer, "
         "chance alone puts them into a perfect order for one of 4 scores in more than 5 % of runs. "
         "Do not rely on it here."
@@ -104,26 +109,27 @@ def test_a_drift_over_the_rounds_is_no_agreement():
         for client in range(40):
             records.append(score(server_round, client, 0, 10.0 * server_round + rng.normal()))
             records.append(metric(server_round, client, 0, 10.0 * server_round + rng.normal()))
-    [entry] = agreements(Index(records))
-    assert stats.spearmanr(*zip(*entry.pairs, strict=True)).statistic > 0.9
-    assert entry.found.n == 40
-    assert "this run does not tell" in entry.reading
+    [entry] = score_figures(Index(records))
+    pairs = [(x, y) for _, _, x, y in score_pairs(Index(records), "s", "psnr")]
+    assert stats.spearmanr(*zip(*pairs, strict=True)).statistic > 0.9
+    assert "n = 40 images" in figures_of(entry)
+    assert "this run does not tell" in entry.caption
 
 
 def test_rmse_turns_the_expected_sign_round():
     records = [score(1, i, 0, float(i), "larger is safer") for i in range(9)]
     records += [metric(1, i, 0, i + 0.1 * (-1) ** i, "rmse") for i in range(9)]
     records += [metric(1, 3, 0, None)]  # a PSNR that is never there
-    [entry] = agreements(Index(records))
-    assert entry.outcome == "rmse" and "should be positive" in entry.reading
-    assert "It is: the score ranks the images of a round" in entry.reading
+    [entry] = score_figures(Index(records))
+    assert "ρ with RMSE should be positive" in entry.caption
+    assert "It is: the score ranks the images of a round" in entry.caption
 
 
 def test_a_score_of_a_whole_client_meets_its_median_outcome():
     records = [score(1, c, -1, float(c)) for c in range(4)]
     records += [metric(1, c, s, 10.0 * c + s) for c in range(4) for s in range(3)]
-    [entry] = agreements(Index(records))
-    assert entry.pairs == ((0.0, 1.0), (1.0, 11.0), (2.0, 21.0), (3.0, 31.0))
+    pairs = [(x, y) for _, _, x, y in score_pairs(Index(records), "s", "psnr")]
+    assert pairs == [(0.0, 1.0), (1.0, 11.0), (2.0, 21.0), (3.0, 31.0)]
 
 
 @pytest.mark.parametrize(
@@ -136,12 +142,12 @@ def test_a_score_of_a_whole_client_meets_its_median_outcome():
     ],
 )
 def test_no_rank_correlation_of_too_little(scores, outcomes, words):
-    found = agreements(paired([*scores, None], [*outcomes, 1.0]))
+    found = score_figures(paired([*scores, None], [*outcomes, 1.0]))
     if words is None:
-        assert not any(entry.found.n for entry in found)
+        assert all(figures_of(entry) == ["n = 0 images"] for entry in found)
         return
     [entry] = found
-    assert entry.reading.startswith(words)
+    assert entry.caption.startswith(words)
 
 
 def test_a_score_of_what_defenses_hide_says_why_it_is_zero_and_has_no_column():
