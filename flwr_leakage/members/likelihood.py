@@ -71,7 +71,7 @@ class Reference:
         """Return the reference made of the gradients of ``records`` at the parameters and buffers
         that the server sent for the update ``problem``.
         """
-        found = gradient_products(problem, [problem.gradient], records, sketched=True).sketches
+        *_, found = gradient_products(problem, [problem.gradient], records, sketched=True)
         names = tuple(name for name in problem.params if name in problem.gradient)
         return cls(names, found, found @ found.T)
 

@@ -4,7 +4,7 @@ Each statistic is one number for a record. A small number is evidence for member
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -42,21 +42,6 @@ differ from those of the gradients by 1/√WIDTH = 0.6 % of the product of the g
 (root mean square), whatever the size of the network."""
 
 
-class Products(NamedTuple):
-    """Inner products of N records' own gradients g.
-
-    Attributes:
-        products: (V, N) the products ⟨g, ḡ⟩ with V pseudo-gradients ḡ.
-        norms: (N,) the norms ‖g‖.
-        sketches: (N, D) the sketches of the gradients, see :class:`Sketch`; (N, 0) unless asked
-            for.
-    """
-
-    products: Float[Tensor, "V N"]
-    norms: Float[Tensor, " N"]
-    sketches: Float[Tensor, "N D"]
-
-
 class Sketch:
     """A random linear map from P numbers to D = min(P, 32768) that keeps inner products up to a
     small error.
@@ -88,10 +73,11 @@ class Sketch:
 
 def gradient_products(
     problem: Problem, directions: Sequence[Params], records: Batch, sketched: bool = False
-) -> Products:
-    """Return the inner products of N records' own gradients with the V pseudo-gradients in
-    ``directions``, and their norms; if ``sketched``, also their sketches. ``problem`` is the update
-    with its model at the parameters that the server sent; BatchNorm uses running statistics.
+) -> tuple[Float[Tensor, "V N"], Float[Tensor, " N"], Float[Tensor, "N D"]]:
+    """Return the inner products ⟨g, ḡ⟩ (V, N) of N records' own gradients g with the V
+    pseudo-gradients ḡ in ``directions``, the norms ‖g‖ (N,), and the sketches of the gradients
+    (N, D), see :class:`Sketch`; (N, 0) unless they are ``sketched``. ``problem`` is the update with
+    its model at the parameters that the server sent; BatchNorm uses running statistics.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -107,7 +93,7 @@ def gradient_products(
         products.append((own @ along).T.double())
         norms.append(own.norm(dim=1).double())
         sketches.append(shorten(own) if shorten else torch.zeros(len(part), 0).double())
-    return Products(torch.cat(products, 1).cpu(), torch.cat(norms).cpu(), torch.cat(sketches))
+    return torch.cat(products, 1).cpu(), torch.cat(norms).cpu(), torch.cat(sketches)
 
 
 def gradient_cosine(
