@@ -91,12 +91,14 @@ def advise(
     partly = with_grade(found, ("partly",)) - leaking
     unsure = {client for _, client in replays(index, events).other}
     nothing_seen = worth(index, events, metadata, found, fate)
+    each, noun = worst_by_image(found), index.sample
     if leaking:
-        headline = f"Not as it is: the server can see {_what(found)}, from {_briefly(leaking)}."
+        what = seen_of(each) if each else f"private {noun.many}"
+        headline = f"Not as it is: the server can see {what}, from {_briefly(leaking)}."
     elif partly:
-        whose = _briefly(partly)
-        what = f"parts of {_partly_seen(found)} of"
-        headline = f"Not without a decision: {what} {whose} can be seen."
+        is_one = sum(attempt.grade == "partly" for attempt in each) == 1
+        what = f"parts of {f'a private {noun.one}' if is_one else f'private {noun.many}'}"
+        headline = f"Not without a decision: {what} of {_briefly(partly)} can be seen."
     else:
         headline = nothing_seen.headline
     at_risk = leaking | partly
@@ -346,17 +348,6 @@ def _protection(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 MAX_DEFENSES = 2
 """The largest number of defenses that a short line of the advice names, a choice of layout."""
-
-
-def _what(found: Sequence[Attempt]) -> str:
-    each = worst_by_image(found)
-    return seen_of(each) if each else f"private {found[0].sample.many}"
-
-
-def _partly_seen(found: Sequence[Attempt]) -> str:
-    noun = found[0].sample
-    number = sum(attempt.grade == "partly" for attempt in worst_by_image(found))
-    return f"a private {noun.one}" if number == 1 else f"private {noun.many}"
 
 
 def _briefly(clients: set[int]) -> str:

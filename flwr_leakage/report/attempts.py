@@ -164,11 +164,6 @@ def attempts(index: Index, under: str = "", kind: str = "what_if") -> list[Attem
     return found
 
 
-def what_if_names(index: Index) -> list[str]:
-    """Return the names of the defenses under which copies of the run's updates were attacked."""
-    return list(dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if")))
-
-
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
     """Return how many attacks on a sample have each grade; those without a grade are left out."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)

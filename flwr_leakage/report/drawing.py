@@ -283,7 +283,10 @@ def rounds_chart(
         rounds = sorted(by_round)
         several = any(len(values) > 1 for values in by_round.values())
         if several:
-            draw_dots(axes, by_round, s=9, color=ACCENT, alpha=0.4, lw=0)
+            shown = {r: thin_out(by_round[r], MAX_DOTS_A_ROUND) for r in rounds}
+            across = np.concatenate([r + spread(len(dots)) for r, dots in shown.items()])
+            up = np.concatenate(list(shown.values()))
+            axes.scatter(across, up, s=9, color=ACCENT, alpha=0.4, lw=0)
         style: Any = {"color": ACCENT, "lw": 1.8, "marker": "o", "ms": 4}
         draw_medians(axes, by_round, **style, label="median of samples")
         log_scale_if_wide(axes, "y", [value for group in by_round.values() for value in group])
@@ -399,15 +402,6 @@ def new_figure() -> tuple[Figure, Axes]:
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
     return figure, axes
-
-
-def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw each round's values as dots, of which many are thinned out (``MAX_DOTS_A_ROUND``).
-    ``style`` are Matplotlib's settings for all dots, which are one collection, for speed.
-    """
-    dots_in = {r: thin_out(values, MAX_DOTS_A_ROUND) for r, values in sorted(by_round.items())}
-    places = [r + spread(len(dots)) for r, dots in dots_in.items()]
-    axes.scatter(np.concatenate(places), np.concatenate(list(dots_in.values())), **style)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:

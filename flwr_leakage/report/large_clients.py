@@ -69,7 +69,8 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
     client sent.
     """
     expected = index.series("labels", "expected_right")
-    sizes = _probe_sizes(index)
+    heads = {name.partition("/")[0] for name in index.names("probe")}
+    sizes = sorted(int(head) for head in heads if head.isdigit())
     if not expected and not sizes:
         return None
     known = _counts(index, "inferred")
@@ -288,11 +289,6 @@ def _mean(several: Sequence[Counts], total: float) -> Counts:
             share = n / sum(counts.values()) / len(several)
             found[label] = found.get(label, 0.0) + total * share
     return found
-
-
-def _probe_sizes(index: Index) -> list[int]:
-    heads = {name.partition("/")[0] for name in index.names("probe")}
-    return sorted(int(head) for head in heads if head.isdigit())
 
 
 def _probe(index: Index, sizes: list[int], metadata: Mapping[str, Any]) -> tuple[Table, str]:

@@ -16,7 +16,6 @@ from flwr_leakage.report.attempts import (
     identified,
     most_at_risk_first,
     time_limit,
-    what_if_names,
     what_if_time_limit,
 )
 from flwr_leakage.report.commands import are_plain, is_simulation, overrides, words_of
@@ -76,9 +75,8 @@ def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
     """Return the defenses under which copies of a run's updates were attacked."""
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
-    return [
-        _remedy(index, name, nodes.get(name), words.get(name), raw) for name in what_if_names(index)
-    ]
+    names = dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if"))
+    return [_remedy(index, name, nodes.get(name), words.get(name), raw) for name in names]
 
 
 def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, Attempt]) -> Remedy:

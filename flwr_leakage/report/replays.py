@@ -52,11 +52,6 @@ class Replays:
     undone: Mapping[Place, str]
     between: Set[Place] = frozenset()
 
-    @property
-    def any(self) -> bool:
-        """Return whether any client reported the outcome of repeating its training."""
-        return bool(self.same or self.other or self.undone)
-
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     """Return which updates a repetition (a replay) of the client's training reproduces. Some of

@@ -100,10 +100,6 @@ appendix shows the names themselves.
 """
 
 
-def _plain(name: str) -> str:
-    return _PLAIN.get(name, name)
-
-
 def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> str:
     sizes = [int(size) for size in values(index.series("client", "images")) if size]
     clients = {key[1] for key in index.series("client", "images")}
@@ -112,8 +108,9 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     who = count(len(clients), "client") if clients else "Clients"
     held = f" with {span(sizes, index.sample)}" if sizes else ""
     parts = [f"{who}{held}" + " each" * (len(clients) > 1 and len(set(sizes)) == 1)]
-    parts.append(f"trained {_plain(model) or 'a model'}" + f" on {_plain(data)}" * bool(data))
-    parts.append(f"for {count(rounds_done, 'round')}" + f" ({_plain(strategy)})" * bool(strategy))
+    model, data, strategy = (_PLAIN.get(name, name) for name in (model, data, strategy))
+    parts.append(f"trained {model or 'a model'}" + f" on {data}" * bool(data))
+    parts.append(f"for {count(rounds_done, 'round')}" + f" ({strategy})" * bool(strategy))
     accuracy = by_round(index.series("utility", "test_accuracy"))
     learnt = ""
     if len(accuracy) > 1:

@@ -253,7 +253,8 @@ def _of_clients(
     errors. Columns without content are left out. ``notes`` stand below the table.
     """
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
-    has = (True, bool(doing), *[True] * len(columns), bool(spared), replayed.any, True)
+    is_replayed = bool(replayed.same or replayed.other or replayed.undone)
+    has = (True, bool(doing), *[True] * len(columns), bool(spared), is_replayed, True)
     rows = (
         (
             str(client) if client >= 0 else "aggregate",
@@ -402,23 +403,19 @@ def scores_table(index: Index) -> Table:
             ((r.value, r.error) for r in series.values() if r.value is not None),
             key=lambda pair: pair[0],
         )
-        typical = _middle(ordered)
+        typical, bar = _middle(ordered)
         bars = [e / abs(v) for v, e in ordered if e is not None and v]
         told = [record for record in series.values() if not SPARED.match(record.note)]
         states = Counter(record.state or "not said" for record in told)
         rows.append(
             (
                 heading(name, unit_of(series)),
-                _with_bar(*typical),
+                number(typical) + (f" ± {number(bar, 2)}" if bar is not None else ""),
                 f"{100 * max(bars):.2g} %" if bars else "–",
                 ", ".join(f"{amount:,} {state}" for state, amount in states.most_common()),
             )
         )
     return Table(("score", "median value", "widest error bar", "values"), tuple(rows))
-
-
-def _with_bar(value: float | None, error: float | None) -> str:
-    return number(value) if error is None else f"{number(value)} ± {number(error, 2)}"
 
 
 def client_scores_table(index: Index, limit: int) -> Table:
