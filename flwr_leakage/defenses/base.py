@@ -125,7 +125,7 @@ class Defense:
 
     def in_words(self) -> str:
         """Return a clause on the effect of the defense, which the report puts into its sentences:
-        "Pruning, by which only the largest 1 % of the update’s numbers are sent, hides it from this
+        "Pruning, by which only the largest 1 % of the update’s numbers are sent, hid them from this
         attack". The default is a clause with the class's name.
         """
         return self.effect or f"the defense {type(self).__name__} is applied"
