@@ -310,6 +310,7 @@ class _Run:
     def __post_init__(self) -> None:
         self._watch, self._misfits = Stopwatch(), list[float]()
         self._longest = 0.0  # CPU seconds of the longest step so far
+        self._making = 0.0  # CPU seconds that the latest step took for its matrix
         # With an earlier step's matrix as the preconditioner, a step may take one iteration of
         # conjugate gradients for every 16 unknowns. After a step that takes as many, the next one
         # has a matrix of its own, which costs as much as 700 iterations or more.
@@ -334,7 +335,9 @@ class _Run:
             [equations.likelihood.bounds, torch.ones_like(weights[len(linear.value) :])]
         )
         rows = (bounds == 0) | (wrong != 0)
+        making = Stopwatch()
         factor = self._factor.get(lambda: self._matrix(inputs, weights, rows))
+        self._making = making.seconds
         if factor is None:
             self.is_stopped = True
             return None
@@ -372,8 +375,9 @@ class _Run:
         last = 0.0
         if at.steps:
             self._factor.note(at.iterations)
-            last, self._watch = self._watch.seconds, Stopwatch()
-            self._longest = max(self._longest, last)
+            self._longest = max(self._longest, self._watch.seconds)
+            # The next step reuses the matrix of the latest one, unless it is due to make its own.
+            last, self._watch = self._watch.seconds - self._making, Stopwatch()
             self.taken += at.has_moved
             # The run ends if a step lowers the objective by less than 1e-3 for each unknown, as
             # then little is left to gain.
