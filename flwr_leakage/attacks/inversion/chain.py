@@ -340,6 +340,11 @@ class Chain:
         """The linear layers and convolutions of the chain in their order."""
         return [step for step in self.steps if isinstance(step, MatrixLayer)]
 
+    @property
+    def pools(self) -> bool:
+        """Whether one of the chain's steps is a pooling."""
+        return any(isinstance(step, Pooling) for step in self.steps)
+
     @classmethod
     def of(
         cls,
@@ -495,6 +500,7 @@ class ChainLinearization(Linearized):
                 self._at[index], errors = here.reached_by(errors)
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
+    @torch.inference_mode()  # in this mode, torch starts operations faster
     def push(self, direction: Tensor) -> Tensor:
         """Return J v (P,) for a change v (B, C, H, W) of the images.
 
@@ -526,6 +532,7 @@ class ChainLinearization(Linearized):
                 errors = step.down(errors, moved[index])
         return self._joined(gradients[::-1], changes[::-1], told)
 
+    @torch.inference_mode()
     def pull(self, dual: Tensor) -> Tensor:
         """Return Jᵀ u (B, C, H, W) for a vector u (P,).
 
