@@ -13,6 +13,7 @@ from flwr_leakage.attacks import AttackJob, DenseGaussNewton, GaussNewton, Grey
 from flwr_leakage.attacks.evidence import Evidence
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.dense_gauss_newton import _Run
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap
@@ -180,3 +181,20 @@ def test_where_few_steps_fit_into_the_budget_others_get_the_time(spec, blobs, mo
     assert (short["iterations"], short["stopped"]) == (1, "budget")
     assert "another step does not fit" in short["stage"]
     assert said(1e6)["iterations"] > 1
+
+
+def test_a_step_that_keeps_its_matrix_needs_no_time_for_one(spec, blobs, monkeypatch):
+    job, _ = case(spec, blobs[:1])
+    spent = [0.0]
+    clock = SimpleNamespace(process_time=lambda: spent[0])
+    monkeypatch.setattr("flwr_leakage.attacks.budget.time", clock)
+    make = _Run._matrix
+
+    def slow(*arguments):
+        spent[0] += 100.0
+        return make(*arguments)
+
+    monkeypatch.setattr(_Run, "_matrix", slow)
+    free = DenseGaussNewton()(job)[0].stats
+    stats = DenseGaussNewton()(replace(job, max_seconds=199.0))[0].stats
+    assert stats["matrices"] == 1 < stats["iterations"] <= free["iterations"]
