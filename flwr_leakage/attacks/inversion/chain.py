@@ -340,11 +340,6 @@ class Chain:
         """The linear layers and convolutions of the chain in their order."""
         return [step for step in self.steps if isinstance(step, MatrixLayer)]
 
-    @property
-    def pools(self) -> bool:
-        """Whether one of the chain's steps is a pooling."""
-        return any(isinstance(step, Pooling) for step in self.steps)
-
     @classmethod
     def of(
         cls,

@@ -272,21 +272,11 @@ class KnownErrors:
         shape (B, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
         poolings are averaged over noise of ``blur`` times the spread of their inputs; 0 for none.
         """
-        if self.passed.chain is None:
+        chain = self.passed.chain
+        if chain is None:
             return Linearization(partial(self.parts, blur=blur), inputs)
-        return self._chained(self.passed.chain, self.passed.narrow.problem.params, inputs, blur)
-
-    def _chained(
-        self, chain: Chain, params: Params, inputs: Tensor, blur: float
-    ) -> ChainLinearization:
-        """Return the numbers that images predict for the equations, linearised by a chain.
-
-        The numbers are gradients, and then features. ``chain`` is the pass to the features as
-        layers, activations and poolings in a row. Its parameters and the images (B, C, H, W) have
-        one precision. ReLUs and max poolings are averaged over noise of ``blur`` times the spread
-        of their inputs; 0 for none.
-        """
-        widths = [(blur * each).to(inputs) for each in self.passed.deviations] if blur else []
+        widths = [blur * each for each in self.passed.deviations] if blur else []
+        params = self.passed.narrow.problem.params
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
@@ -340,10 +330,6 @@ class KnownErrors:
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
-        chain = self.passed.chain
-        # For a blurred pooling, a chain takes second derivatives, which the values do not need.
-        if chain is not None and not inputs.requires_grad and not (blur and chain.pools):
-            return [self._chained(chain, run.problem.params, inputs.to(dtype), blur).value]
         with torch.enable_grad():
             leaves = {
                 name: run.problem.params[name].detach().requires_grad_()
