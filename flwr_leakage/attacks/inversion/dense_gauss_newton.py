@@ -362,7 +362,8 @@ class _Run:
         # 1e-4. A larger one would leave errors in the directions that the gradient hardly
         # determines.
         iterations = max(1, self.budget.affordable(self._limit, product))
-        return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
+        precondition = partial(cholesky_solve, factor)
+        return posterior.posed(Solver(iterations, 1e-4, precondition, self.budget))
 
     def _is_over(self, at: Iterate) -> bool:
         """Count the latest Gauss–Newton step, and return whether the run ends after it.
