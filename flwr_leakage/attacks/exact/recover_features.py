@@ -46,7 +46,7 @@ from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.network.calls import Pair
-from flwr_leakage.attacks.network.linear import find_last_layer
+from flwr_leakage.attacks.network.linear import find_first_layer
 from flwr_leakage.attacks.problem import Problem
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
@@ -166,13 +166,15 @@ class Backward:
 
     Attributes:
         problem: the problem with the network.
-        logit_error: ∂L/∂logits (K,).
+        head: the name of the weight of a linear layer, through which alone the image passes.
+        error: the derivatives of the loss by this layer's outputs, (m,).
         inputs: any input (1, C, H, W) of the network, with ``requires_grad``. If all masks are
             known, the backward pass does not depend on its values.
     """
 
     problem: Problem
-    logit_error: Tensor
+    head: str
+    error: Tensor
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
@@ -183,7 +185,7 @@ class Backward:
         """
         passed, total = self._pass(masks)
         outputs = [use.outputs for use in passed.uses]
-        return passed, list(torch.autograd.grad(total, outputs))
+        return passed, list(torch.autograd.grad(total, outputs, retain_graph=True))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
         """Return the derivative of the loss by the max-pooled outputs of the ReLU ``number``.
@@ -194,10 +196,9 @@ class Backward:
         return torch.autograd.grad(total, passed.pools[number])[0]
 
     def _pass(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, Tensor]:
-        passed = ReluWalk(self.problem, self.inputs, masks)
-        assert passed.logits is not None
-        total = (passed.logits * self.logit_error).sum()
-        return passed, total
+        passed = ReluWalk(self.problem, self.inputs, masks, head=self.head)
+        assert passed.outputs is not None
+        return passed, (passed.outputs * self.error).sum()
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
         """Return the observed weight gradient of each convolution call; empty if one is frozen."""
@@ -211,7 +212,7 @@ class Backward:
         ``index`` counts convolutions from 0 in the order of a pass. Only ReLUs behind the ReLU
         ``number`` are considered.
         """
-        passed = ReluWalk(self.problem, self.inputs)
+        passed = ReluWalk(self.problem, self.inputs, head=self.head)
         outputs = passed.uses[index].outputs
         for later in range(number + 1, len(passed.preactivations)):
             total = passed.preactivations[later].sum()
@@ -230,17 +231,16 @@ def recover_features(problem: Problem) -> Features:
     """
     if not problem.is_single_gradient or problem.num_samples != 1 or len(problem.rounds) > 1:
         raise ValueError("features are read from one plain gradient of one sample.")
-    layer = find_last_layer(problem)
-    if layer.bias is None:
-        raise ValueError("the last layer must have a bias.")
+    layer = find_first_layer(problem)
+    assert layer.bias is not None
     if problem.gradient_map.uses_batch_statistics:
         raise ValueError(
             "the network has BatchNorm in train mode, through which no mask of a ReLU is read off."
         )
-    logit_error = problem.gradient[layer.bias]
-    inputs = logit_error.new_zeros(1, *problem.spec.shape).requires_grad_()
-    backward = Backward(problem, logit_error, inputs)
-    probe = ReluWalk(problem, inputs)
+    error = problem.gradient[layer.bias]
+    inputs = error.new_zeros(1, *problem.spec.shape).requires_grad_()
+    backward = Backward(problem, layer.weight, error, inputs)
+    probe = ReluWalk(problem, inputs, head=layer.weight)
     count, windows = len(probe.preactivations), probe.windows
     if not count:
         raise ValueError("features are read from ReLUs, the network has none.")
@@ -249,12 +249,10 @@ def recover_features(problem: Problem) -> Features:
             "features are read from two-dimensional convolutions, the network has none."
         )
     masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
-    pooled = mean_feature(problem.gradient[layer.weight], logit_error)
+    pooled = mean_feature(problem.gradient[layer.weight], error)
     active = above_noise(pooled[None], torch.ones_like(pooled), 0.0, MARGIN)[0]
     try:
-        if count - 1 in probe.overlapping:
-            raise ValueError("the last max pooling must have windows that do not overlap.")
-        masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
+        masks[count - 1] = _last_mask(backward, masks, active)
     except ValueError as error:
         normal = [m for m in problem.gradient_map.model.modules() if isinstance(m, _BY_SAMPLE)]
         if not normal:
@@ -280,9 +278,14 @@ def recover_features(problem: Problem) -> Features:
             break
         features[number] = found
         contradicted += len(solved.contradicted)
-        if number in windows:
-            break
-        masks[number] = Mask.of(found > 0)
+        try:
+            masks[number] = (
+                _maxima(backward, masks, number, found > 0)
+                if number in windows
+                else Mask.of(found > 0)
+            )
+        except ValueError:
+            break  # the place of each maximum in its window stays unknown
     if not features:
         raise ValueError("the gradients determine no features.")
     table: Tensor | None = None
@@ -390,37 +393,77 @@ def _all(like: Tensor, on: bool) -> Mask:
     return Mask.of(torch.full_like(like, on, dtype=torch.bool))
 
 
-def _last_mask(
-    backward: Backward,
-    masks: Mapping[int, Mask],
-    window: Pair | None,
-    active: Tensor,
-) -> Mask:
+def _last_mask(backward: Backward, masks: Mapping[int, Mask], active: Tensor) -> Mask:
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     ``backward`` computes the gradients of a pass with given masks. ``masks`` holds a mask for each
-    ReLU, by number, in which all units are on. ``window`` is the (height, width) of the max pooling
-    behind the last ReLU; ``None`` if features are averaged. ``active`` (F,) is true where the input
-    of the last layer is positive.
+    ReLU, by number, in which all units are on. ``active`` (F,) is true where the input of the
+    linear layer behind is positive.
 
     Raises:
         ValueError: no 3×3 convolution with such pooling ends the network, or the mask is not found.
     """
+    number = len(masks) - 1
     passed, errors = backward(masks)
-    if any(use.source == len(masks) - 1 for use in passed.uses):
+    if any(use.source == number for use in passed.uses):
         raise ValueError("the last ReLU must not feed a convolution.")
-    last = [i for i, use in enumerate(passed.uses) if use.geometry == LAST_GEOMETRY]
-    if not last:
+    if number in passed.windows:
+        pool, features = passed.pools[number], passed.features
+        assert features is not None
+        if features.numel() < pool.numel():
+            raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
+        # A maximum is zero if a feature to which it adds is zero, as maxima and weights are ≥ 0.
+        zeros = torch.autograd.grad(features, pool, (~active).to(features).reshape_as(features))[0]
+        return _maxima(backward, masks, number, zeros == 0)
+    index = _feeding(passed, errors, number)
+    observed = backward.problem.gradient[passed.uses[index].name]
+    return Mask.of(averaged_mask(errors[index], observed) > 0)
+
+
+def _maxima(
+    backward: Backward, masks: Mapping[int, Mask], number: int, active: Tensor
+) -> Mask:
+    """Return the mask of a ReLU before max pooling, in which only the maxima of windows are on.
+
+    ``backward`` computes the gradients of a pass with given masks. In ``masks``, by the ReLU's
+    number, all units of the ReLU ``number`` and of those before it are on. ``active`` (1, C, h, w)
+    is true where the maximum of a window is positive.
+
+    Raises:
+        ValueError: the windows overlap, no 3×3 convolution feeds the ReLU, or the mask is not
+            found.
+    """
+    passed, errors = backward(masks)
+    if number in passed.overlapping:
+        raise ValueError("the last max pooling must have windows that do not overlap.")
+    index = _feeding(passed, errors, number)
+    observed = backward.problem.gradient[passed.uses[index].name]
+    found = maxima_mask(errors[index], observed, active.flatten(), passed.windows[number])
+    return Mask.of(found > 0)
+
+
+def _feeding(passed: ReluWalk, errors: Sequence[Tensor], number: int) -> int:
+    """Return the index of the 3×3 convolution of a pass that feeds a ReLU, given by its number.
+
+    ``errors`` are the derivatives of the loss by the outputs of the convolutions.
+
+    Raises:
+        ValueError: the last convolution before the ReLU with a kernel of 3×3, padding 1 and stride
+            1 has another shape than the ReLU, or there is none.
+    """
+    found = [
+        index
+        for index, use in enumerate(passed.uses)
+        if use.geometry == LAST_GEOMETRY and use.source < number
+    ]
+    if not found:
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
-    if errors[last[-1]].shape != masks[len(masks) - 1].on.shape:
+    if errors[found[-1]].shape != passed.preactivations[number].shape:
         raise ValueError(
             "the last ReLU must have the channels and positions of a 3×3 convolution with padding "
             "1 and stride 1."
         )
-    observed = backward.problem.gradient[passed.uses[last[-1]].name]
-    if window is None:
-        return Mask.of(averaged_mask(errors[last[-1]], observed) > 0)
-    return Mask.of(maxima_mask(errors[last[-1]], observed, active, window) > 0)
+    return found[-1]
 
 
 def repaired(

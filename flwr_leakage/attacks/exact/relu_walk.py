@@ -56,9 +56,12 @@ class ReluWalk:
         last: the number of the ReLU at which the pass stops; ``None`` for the whole network.
         pooled: the windows (height, width) of the ReLUs that are known to be max-pooled, by the
             ReLU's number.
+        head: the name of the weight of a linear layer at which the pass stops; empty for none.
 
     Attributes:
-        logits: the logits, or ``None`` if the pass stopped at ``last``.
+        outputs: the logits, or the outputs of the layer ``head``; ``None`` if the pass stopped at
+            ``last``.
+        features: the inputs of the layer ``head``; ``None`` if the pass did not reach it.
         preactivations: the inputs of the ReLUs, in the order of their numbers.
         maxima: the largest preactivation in each window of max-pooled ReLUs, by the ReLU's number.
         windows: the window (height, width) of max-pooled ReLUs, by the ReLU's number.
@@ -76,10 +79,13 @@ class ReluWalk:
         masks: Mapping[int, Mask] | None = None,
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
+        head: str = "",
     ) -> None:
         self.masks = masks or {}
         self.last = last
         self.pooled = pooled or {}
+        self.head = head
+        self.features: Tensor | None = None
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
@@ -90,7 +96,7 @@ class ReluWalk:
         self._kept: list[Tensor] = []  # Python may reuse the id of a tensor that is not kept
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
-        self.logits: Tensor | None = trace.outputs
+        self.outputs: Tensor | None = trace.reached if self.features is not None else trace.outputs
 
     def compared(self, number: int) -> Tensor:
         """Return the values of this pass that the known positive outputs of one ReLU must equal.
@@ -111,6 +117,9 @@ class ReluWalk:
         if number >= 0 and isinstance(op, Pool) and op.is_largest:
             return self._pool(op, number)
         outputs: Tensor = run()
+        if isinstance(op, Affine) and self.head and op.is_layer(self.head):
+            self.features = op.inputs
+            raise ReachedError(outputs)
         if not isinstance(op, Affine) or not op.is_convolution:
             return outputs
         geometry = op.geometry
@@ -147,7 +156,7 @@ class ReluWalk:
         if number == self.last:
             raise ReachedError(self.maxima[number])
         # Only one entry of a window is on, so that the sum over the window is its value.
-        if number in self.masks and op.is_plain:
+        if number in self.masks and number not in self.overlapping:
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = pool(op.inputs)

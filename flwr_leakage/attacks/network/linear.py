@@ -296,6 +296,35 @@ def find_last_layer(problem: Problem) -> LinearUse:
     return heads[-1]
 
 
+def find_first_layer(problem: Problem) -> LinearUse:
+    """Return the first linear layer with a trained bias that alone passes the image on.
+
+    The logits depend on the image through the layer's outputs only. If one sample has one vector at
+    this layer, the layer's gradients ``∂L/∂W = δ hᵀ`` and ``∂L/∂b = δ`` tell the error δ and the
+    input h, whatever stands behind it. Two random images with equal outputs of the layer show
+    whether their logits are equal, too.
+
+    Raises:
+        ValueError: no linear layer has one output for each class, or no such layer has a bias.
+    """
+    last = find_last_layer(problem)
+    stream = torch.Generator().manual_seed(0)
+    probes = torch.randn(2, *problem.spec.shape, generator=stream).to(problem.like)
+    for use in traced(problem, probes).linear:
+        if use.bias is None or not {use.weight, use.bias} <= problem.gradient_map.trained:
+            continue
+        if use.inputs.ndim == 2 and len(use.inputs) == 2:
+            with torch.no_grad():
+                logits = logits_behind(problem, use.weight, use.outputs[:1].expand(2, -1), probes)
+            if torch.allclose(logits[0], logits[1]):
+                return use
+    raise ValueError(
+        f"the last layer, {last.name!r}, must have a bias that is trained."
+        if last.bias not in problem.gradient_map.trained
+        else "the last layer must take one vector of a sample."
+    )
+
+
 def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
     """Return the name of the bias (K,) of the logits of K classes, or ``None`` if none is trained.
 
