@@ -193,7 +193,7 @@ class Backward:
         The masks, by number, say which units of each ReLU are on.
         """
         passed, total = self._pass(masks)
-        return torch.autograd.grad(total, passed.pools[number])[0]
+        return torch.autograd.grad(total, passed.results[number])[0]
 
     def _pass(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, Tensor]:
         passed = ReluWalk(self.problem, self.inputs, masks, head=self.head)
@@ -407,14 +407,16 @@ def _last_mask(backward: Backward, masks: Mapping[int, Mask], active: Tensor) ->
     passed, errors = backward(masks)
     if any(use.source == number for use in passed.uses):
         raise ValueError("the last ReLU must not feed a convolution.")
+    outputs, features = passed.results[number], passed.features
+    assert features is not None
+    if features.numel() >= outputs.numel():
+        # An output of the ReLU is zero if a feature to which it adds is zero, as weights are ≥ 0.
+        zeros = torch.autograd.grad(features, outputs, (~active).to(features)[None])[0]
+        if number in passed.windows:
+            return _maxima(backward, masks, number, zeros == 0)
+        return Mask.of(zeros == 0)
     if number in passed.windows:
-        pool, features = passed.pools[number], passed.features
-        assert features is not None
-        if features.numel() < pool.numel():
-            raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
-        # A maximum is zero if a feature to which it adds is zero, as maxima and weights are ≥ 0.
-        zeros = torch.autograd.grad(features, pool, (~active).to(features).reshape_as(features))[0]
-        return _maxima(backward, masks, number, zeros == 0)
+        raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
     index = _feeding(passed, errors, number)
     observed = backward.problem.gradient[passed.uses[index].name]
     return Mask.of(averaged_mask(errors[index], observed) > 0)
