@@ -48,6 +48,7 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.network.calls import Pair
 from flwr_leakage.attacks.network.linear import find_first_layer
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 """Layers that normalise by the sample's own statistics. Their derivatives depend on features that
@@ -193,7 +194,7 @@ class Backward:
         The masks, by number, say which units of each ReLU are on.
         """
         passed, total = self._pass(masks)
-        return torch.autograd.grad(total, passed.results[number])[0]
+        return torch.autograd.grad(total, passed.pools[number])[0]
 
     def _pass(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, Tensor]:
         passed = ReluWalk(self.problem, self.inputs, masks, head=self.head)
@@ -303,10 +304,12 @@ def above_zero(solved: Solved) -> Tensor:
     """Return the solution (1, C, H, W) for a ReLU's outputs, with zeros where noise may explain it.
 
     If there are no more equations than unknowns, the noise is unknown, and is taken as equal
-    everywhere.
+    everywhere. A value that noise explains lies below ``NOISE_DEVIATIONS`` of its deviations. The
+    most negative value alone would be too low a limit: rounding may have one sign at a position.
     """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
-    on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
+    least = NOISE_DEVIATIONS if solved.is_checked else 0.0
+    on = above_noise(solved.values, noise.clamp_min(1e-300), least, MARGIN)
     return torch.where(on, solved.values, 0.0)
 
 
@@ -407,16 +410,14 @@ def _last_mask(backward: Backward, masks: Mapping[int, Mask], active: Tensor) ->
     passed, errors = backward(masks)
     if any(use.source == number for use in passed.uses):
         raise ValueError("the last ReLU must not feed a convolution.")
-    outputs, features = passed.results[number], passed.features
-    assert features is not None
-    if features.numel() >= outputs.numel():
-        # An output of the ReLU is zero if a feature to which it adds is zero, as weights are ≥ 0.
-        zeros = torch.autograd.grad(features, outputs, (~active).to(features)[None])[0]
-        if number in passed.windows:
-            return _maxima(backward, masks, number, zeros == 0)
-        return Mask.of(zeros == 0)
     if number in passed.windows:
-        raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
+        outputs, features = passed.pools[number], passed.features
+        assert features is not None
+        if features.numel() < outputs.numel():
+            raise ValueError("the maxima of the last pooling must be what the last layer takes in.")
+        # A maximum is zero if a feature to which it adds is zero, as maxima and weights are ≥ 0.
+        zeros = torch.autograd.grad(features, outputs, (~active).to(features)[None])[0]
+        return _maxima(backward, masks, number, zeros == 0)
     index = _feeding(passed, errors, number)
     observed = backward.problem.gradient[passed.uses[index].name]
     return Mask.of(averaged_mask(errors[index], observed) > 0)

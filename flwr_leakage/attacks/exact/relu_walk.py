@@ -67,7 +67,7 @@ class ReluWalk:
         windows: the window (height, width) of max-pooled ReLUs, by the ReLU's number.
         overlapping: the call of max pooling over windows that overlap or are padded, by the number
             of the ReLU that is pooled.
-        results: the outputs of each ReLU, by its number; of max pooling, if that follows the ReLU.
+        pools: the max-pooled outputs, by the number of the ReLU.
         sources: the number of each ReLU by the ``id`` of its output, pooled or not.
         uses: the calls of convolutions in their order.
     """
@@ -90,7 +90,7 @@ class ReluWalk:
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
         self.overlapping: dict[int, Pool] = {}
-        self.results: dict[int, Tensor] = {}
+        self.pools: dict[int, Tensor] = {}
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
         self._kept: list[Tensor] = []  # Python may reuse the id of a tensor that is not kept
@@ -160,10 +160,10 @@ class ReluWalk:
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = pool(op.inputs)
+        self.pools[number] = outputs
         return self._from(number, outputs)
 
     def _from(self, number: int, outputs: Tensor) -> Tensor:
         self.sources[id(outputs)] = number
-        self.results[number] = outputs
         self._kept.append(outputs)
         return outputs
