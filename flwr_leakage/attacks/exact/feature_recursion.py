@@ -11,8 +11,10 @@ the same derivative of the loss, which is enough to find the mask
 - behind max pooling over windows that do not overlap, flattened into the last layer, all positions
   of a window share one derivative.
 
-Max pooling in earlier layers ends the recursion: the pooled features are still determined, but not
-the position of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
+Max pooling in earlier layers hides the position of each maximum in its window. If windows do not
+overlap, and the convolution before has more channels than positions, its gradient gives the mask of
+the maxima as at the end of the network. Otherwise the recursion ends with the pooled features, as
+in the stem of a ResNet, where windows overlap.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in
 the input. The fit starts from grey. Its first stage fits the shallowest known layer alone, with few
@@ -31,6 +33,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
@@ -62,7 +65,7 @@ FITTED = 3
 input is fitted. More of them make each step of a fit slower. No comparison of numbers is kept."""
 
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
-"""Weights of the total variation in successive fits of a round to pooled features; and the
+"""Weights of the total variation in successive fits of the first round to pooled features; and the
 standard deviation of the noise that is added at the start of a further round, in units of the
 network's normalised input. They were chosen on training images of CIFAR-10; no results are kept."""
 
@@ -77,8 +80,9 @@ class FeatureRecursion(ExactAttack):
     """Read features from the last ReLU on, as far as gradients determine them, and fit the input.
 
     The attack takes one sample and one plain gradient of a ReLU network. The last layer must be
-    linear with a bias. Its inputs must be features that were averaged over few positions, or pooled
-    to maxima and flattened. BatchNorm must use given statistics.
+    linear, and the first linear layer that alone passes the image on must have a bias. The inputs
+    of this layer must be features that were averaged over few positions, or pooled to maxima and
+    flattened. BatchNorm must use given statistics.
 
     Attributes:
         iterations: largest number of iterations of the final fit, ≥ 1.
@@ -86,9 +90,9 @@ class FeatureRecursion(ExactAttack):
         synthetic: number of noise images from which a start is learned if features are pooled, ≥ 1.
         smoothed_iterations: largest number of iterations of each fit to pooled features with a
             preference for smooth images, ≥ 1.
-        rounds: largest number of rounds of such smoothed fits, ≥ 1. A round starts from the result
-            of the round before, to which noise is added. The rounds end once a fit meets the
-            features.
+        rounds: largest number of rounds of fits to pooled features, ≥ 1. Only the first one prefers
+            smooth images. A further one starts from the best result so far, to which noise is added
+            where it misses the features. The rounds end once a fit meets the features.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -97,7 +101,7 @@ class FeatureRecursion(ExactAttack):
     initialisation: Initialisation = field(default_factory=Grey)
     synthetic: int = 300
     smoothed_iterations: int = 100
-    rounds: int = 4
+    rounds: int = 10
 
     def __post_init__(self) -> None:
         names = ("iterations", "synthetic", "smoothed_iterations", "rounds")
@@ -217,10 +221,11 @@ class FeatureRecursion(ExactAttack):
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
     ) -> Fit:
-        """Return the fit of an input to known pooled features, which starts from a regression.
+        """Return the best fit of an input to known pooled features, starting from a regression.
 
-        The fit runs in rounds. In each round, the preference for smooth images falls in steps to
-        none. ``known`` is in single precision.
+        The fit runs in rounds. In the first one, the preference for smooth images falls in steps to
+        none. A further round adds noise to the best input so far, where its features are farther
+        from the known ones than in the mean. ``known`` is in single precision.
         """
         number = known.shallowest
 
@@ -230,17 +235,21 @@ class FeatureRecursion(ExactAttack):
 
         outputs = known.outputs[number]
         start = read_input(features, outputs, problem.spec, self.synthetic, generator)
-        fit = Fit(start, float("inf"))
+        fit = best = Fit(start, float("inf"))
         optimizer = LBFGS(self.smoothed_iterations, relative_tolerance=1e-4, tolerance=1e-16)
         for index in range(self.rounds):
-            if index:
-                noise = torch.randn(start.shape, generator=generator)
-                fit = replace(fit, inputs=fit.inputs + SHAKING * noise)
-            for weight in SMOOTHING:
+            for weight in SMOOTHING if not index else SMOOTHING[-1:]:
                 fit = fit_features(problem, known, fit, weight, optimizer, budget)
-            if fit.value <= MET or budget.is_spent:
+            best = min(fit, best, key=lambda each: each.value)
+            best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)
+            if best.value <= MET or budget.is_spent:
                 break
-        return fit
+            with torch.no_grad():
+                missed = (features(best.inputs) - outputs).square().mean(1, keepdim=True)
+            where = F.interpolate((missed > missed.mean()).to(start), start.shape[2:])
+            noise = torch.randn(start.shape, generator=generator)
+            fit = replace(best, inputs=best.inputs + SHAKING * where * noise)
+        return best
 
 
 def _is_met(fit: Fit, known: Features) -> bool:

@@ -319,7 +319,7 @@ def find_first_layer(problem: Problem) -> LinearUse:
             if torch.allclose(logits[0], logits[1]):
                 return use
     raise ValueError(
-        f"the last layer, {last.name!r}, must have a bias that is trained."
+        f"the last layer, {last.weight!r}, must have a bias that is trained."
         if last.bias not in problem.gradient_map.trained
         else "the last layer must take one vector of a sample."
     )

@@ -170,6 +170,14 @@ def test_a_small_feature_is_told_from_a_zero_by_the_noise_that_was_measured():
         assert torch.equal(above_zero(found) > 0, features > 0)
 
 
+def test_noise_of_one_sign_is_no_feature():
+    generator = torch.Generator().manual_seed(2)
+    found = solve_features(*layer(generator, some_features(generator), 32, 1e-4))
+    positive = replace(found, values=5 * found.noise.expand_as(found.values))
+    assert not above_zero(positive).any()
+    assert above_zero(replace(found, values=3 * positive.values)).all()
+
+
 def masked_channel(generator):
     patches = torch.randn(27, 16, generator=generator, dtype=torch.float64)
     mask = torch.rand(16, generator=generator) > 0.5
@@ -266,6 +274,24 @@ def test_features_are_read_through_max_pooling_up_to_the_second():
     assert list(found.outputs) == [found.shallowest] == [0]
     assert found.is_pooled
     torch.testing.assert_close(found.outputs[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_hidden_layer_behind_upsampled_maxima_starts_a_recursion_through_three_poolings():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(24, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(576, 16), nn.ReLU(), nn.Linear(16, 4)),
+    )
+    spec = InputSpec((3, 8, 8), 4)
+    image = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    gradient_map = GradientMap(network)
+    observation = observe(gradient_map, Batch(image, torch.tensor([2])), LocalSchedule(0.1))
+    found = recover_features(pose(gradient_map, spec, observation, ThreatModel()).to(torch.float64))
+    for number, end in ((0, 3), (1, 6)):
+        expected = network.double()[:end](image.double())
+        torch.testing.assert_close(found.outputs[number], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_an_image_is_recovered_where_maxima_are_all_that_the_last_layer_takes_in():

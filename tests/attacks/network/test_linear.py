@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.linear import logits_behind, traced
+from flwr_leakage.attacks.network.linear import find_first_layer, logits_behind, traced
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import (
@@ -131,3 +131,25 @@ def test_outputs_put_in_the_place_of_a_layers_own_reach_the_logits(style):
     logits = logits_behind(posed(network), "a.weight", outputs)
     torch.testing.assert_close(logits, network.b(outputs.relu()))
     assert torch.autograd.grad(logits.sum(), outputs)[0].any()
+
+
+class Gated(Modules):
+    """A network in which a second linear layer takes the image by a path of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.b(self.gate(x.flatten(1)).sigmoid() * F.relu(self.a(x.flatten(1))))
+
+
+@pytest.mark.parametrize(("network", "first"), [(Modules(), "a.weight"), (Gated(), "b.weight")])
+def test_the_first_layer_is_one_that_alone_passes_the_image_on(network, first):
+    assert find_first_layer(posed(network)).weight == first
+
+
+def test_a_last_layer_without_a_trained_bias_is_refused_by_its_name():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False))
+    with pytest.raises(ValueError, match="the last layer, '1.weight', must have a bias"):
+        find_first_layer(posed(network))
