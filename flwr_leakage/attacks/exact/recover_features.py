@@ -243,12 +243,12 @@ def recover_features(problem: Problem) -> Features:
     backward = Backward(problem, layer.weight, error, inputs)
     probe = ReluWalk(problem, inputs, head=layer.weight)
     count, windows = len(probe.preactivations), probe.windows
-    if not count:
-        raise ValueError("features are read from ReLUs, the network has none.")
     if not probe.uses:
         raise ValueError(
             "features are read from two-dimensional convolutions, the network has none."
         )
+    if not count:
+        raise ValueError("features are read from ReLUs, the network has none.")
     masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], error)
     active = above_noise(pooled[None], torch.ones_like(pooled), 0.0, MARGIN)[0]
@@ -423,9 +423,7 @@ def _last_mask(backward: Backward, masks: Mapping[int, Mask], active: Tensor) ->
     return Mask.of(averaged_mask(errors[index], observed) > 0)
 
 
-def _maxima(
-    backward: Backward, masks: Mapping[int, Mask], number: int, active: Tensor
-) -> Mask:
+def _maxima(backward: Backward, masks: Mapping[int, Mask], number: int, active: Tensor) -> Mask:
     """Return the mask of a ReLU before max pooling, in which only the maxima of windows are on.
 
     ``backward`` computes the gradients of a pass with given masks. In ``masks``, by the ReLU's

@@ -318,11 +318,9 @@ def find_first_layer(problem: Problem) -> LinearUse:
                 logits = logits_behind(problem, use.weight, use.outputs[:1].expand(2, -1), probes)
             if torch.allclose(logits[0], logits[1]):
                 return use
-    raise ValueError(
-        f"the last layer, {last.weight!r}, must have a bias that is trained."
-        if last.bias not in problem.gradient_map.trained
-        else "the last layer must take one vector of a sample."
-    )
+    if last.bias is None:
+        raise ValueError("the last layer must have a bias.")
+    raise ValueError("the last layer must be trained, and take one vector of a sample.")
 
 
 def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
