@@ -54,8 +54,7 @@ def write_own_record(
         schedule = None if untold else update.schedule
         recorder.client(where, schedule, update.num_examples, unattacked)
         if attacked:
-            for probed in attacked.probes:
-                recorder.probe(where, probed)
+            recorder.probes(where, attacked.probes)
         if attacked and attack and attacked.outcome:
             recorder.attempt(server_round, attacked.attempt)
             (answer,) = attacked.attempt.answers
@@ -94,7 +93,6 @@ def write_own_probes(
         recorder, where = Recorder(tracker, folder.name), (server_round, note.client_id)
         recorder.note(server_round, note)
         recorder.client(where, None, num_examples, note.remark)
-        for each in probed:
-            recorder.probe(where, each)
+        recorder.probes(where, probed)
     finally:
         tracker.close()

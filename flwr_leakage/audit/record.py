@@ -1,6 +1,6 @@
 """Hand an audit's numbers, images and events to the tracker that stores them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -273,20 +273,23 @@ class Recorder:
             if truth is not None:
                 self._number(where, label, "labels", "true", float(truth[label]), "image")
 
-    def probe(self, where: Where, probed: Probed) -> None:
-        """Record the attack on a probe: the update of one step on a few of a client's images.
+    def probes(self, where: Where, several: Iterable[Probed]) -> None:
+        """Record the attacks on probes, each the update of one step on a few of a client's images.
 
-        The names of the probe's records begin with its number of images, such as ``4/psnr``;
-        ``where`` is (round, client id).
+        The names of a probe's records begin with its number of images, such as ``4/psnr``. The CPU
+        seconds are those of all probes. ``where`` is (round, client id).
         """
-        (answer,) = probed.attempt.answers
-        note = answer.error or answer.summary
-        name = f"{probed.size}/stopped_by_budget"
-        stopped = float(_ended_by_time(answer))
-        self._number(where, -1, "probe", name, stopped, "1", note=note)
-        self._measurements(where, "probe", probed.outcome, f"{probed.size}/")
-        server_round, client_id = where
-        self.cost(server_round, "probe_cpu_seconds", probed.attempt.cpu_seconds, client_id)
+        seconds = 0.0
+        for probed in several:
+            (answer,) = probed.attempt.answers
+            note = answer.error or answer.summary
+            name = f"{probed.size}/stopped_by_budget"
+            stopped = float(_ended_by_time(answer))
+            self._number(where, -1, "probe", name, stopped, "1", note=note)
+            self._measurements(where, "probe", probed.outcome, f"{probed.size}/")
+            seconds += probed.attempt.cpu_seconds
+        if seconds:
+            self.cost(where[0], "probe_cpu_seconds", seconds, where[1])
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
         """Record the blind guess, an image made without any attack, to compare reconstructions

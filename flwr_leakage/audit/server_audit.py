@@ -23,7 +23,7 @@ from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
-from flwr_leakage.audit.large_clients import LabelRound, LargeClients, attack_probe, probes
+from flwr_leakage.audit.large_clients import LabelRound, LargeClients, Probed, attack_probe, probes
 from flwr_leakage.audit.needs import Trials
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.progress import Progress, SilentProgress, attack_reporter, count
@@ -461,13 +461,16 @@ class ServerAudit:
         """
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
-        for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
-            if self._trials.refusal(gradient_map, spec, one):
-                return
-            threat, seconds = replace(self.threat, rounds=1), large.probe_seconds
-            job = AttackJob(gradient_map, spec, [one], threat, self.seed, max_seconds=seconds)
-            made = attack_probe(self.attack, job, shown, self.evaluator, reference)
-            self._recorder.probe((seen.server_round, seen.client_id), made)
+        made: list[Probed] = []
+        try:
+            for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
+                if self._trials.refusal(gradient_map, spec, one):
+                    return
+                threat, seconds = replace(self.threat, rounds=1), large.probe_seconds
+                job = AttackJob(gradient_map, spec, [one], threat, self.seed, max_seconds=seconds)
+                made.append(attack_probe(self.attack, job, shown, self.evaluator, reference))
+        finally:
+            self._recorder.probes((seen.server_round, seen.client_id), made)
 
     def _test(
         self, part: list[Observation], assumed: Inputs, unknown: Set[int], optimizer: str

@@ -180,6 +180,8 @@ def _in_short(
         if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
             left = f"Leaving out {_briefly(with_grade(found, LEAKED))} is not enough"
             stop = f"Stop. {left}: other clients were not attacked."
+        elif with_grade(found, LEAKED) == {attempt.key[1] for attempt in found}:
+            stop = "Stop: of every client something is seen."
     defense, protection = _changes(metadata, found, asked)
     changes = (defense, _more_images(index, found, at_risk, fate), protection)
     is_raw = bool(ended(index, found))
@@ -427,17 +429,22 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     """Return a note on a defense under which updates of the clients ``at_risk`` were attacked.
 
-    The note tells how much the defense changes an update as a share of its norm, and how many
-    attacks the time limit ended. The note is empty if none of these updates was attacked.
+    The note tells how many attempts show a sample, how much the defense changes an update as a
+    share of its norm, and how many attacks the time limit ended. The note is empty if none of these
+    updates was attacked.
     """
     if not any(a.key[1] in at_risk for a in remedy.under):
         return ""
+    both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
+    before, under = (sum(a.grade in LEAKED for a in found) for found in both)
+    seen = f"{under} of {count(len(both[1]), 'attempt')} show {both[1][0].sample.a}"
+    seen += f" (without it {before}), {sum(a.grade == 'partly' for a in both[1])} in part"
     told = "the change of an update was not recorded"
     if remedy.change is not None:
         size = f"{100 * remedy.change:.0f} % of its size (Euclidean norm, median)"
         told = f"an update changes by {size}, which says little of accuracy"
     ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
-    return f"Under {remedy.name}: {told}.{told_of_time(ended)}"
+    return f"Under {remedy.name}: {seen}; {told}.{told_of_time(ended)}"
 
 
 def _go_on_if(

@@ -437,7 +437,7 @@ def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
-    return stopped - all_exact(found) - {key[:2] for key, record in told if _solved(record.note)}
+    return stopped - all_exact(found) - {key[:2] for key, record in told if is_solved(record.note)}
 
 
 _CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
@@ -446,7 +446,7 @@ and tells what each achieved.
 """
 
 
-def _solved(note: str) -> bool:
+def is_solved(note: str) -> bool:
     """Return whether a record's note says that the attack chosen among several solved the update:
     its answer reproduces the update to within rounding or noise, or is proven.
     """
@@ -496,7 +496,7 @@ def unexplained(index: Index, above: float = EXPLAINED) -> dict[Place, float]:
         if record.value is not None
         and record.value > above
         and _CHOSEN.search(record.note)
-        and not _solved(record.note)
+        and not is_solved(record.note)
     }
 
 

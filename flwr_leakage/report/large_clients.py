@@ -9,6 +9,7 @@ from typing import Any
 from flwr_leakage.report.attempts import (
     attempts,
     graded,
+    is_solved,
     limit_told,
     tally,
 )
@@ -304,9 +305,10 @@ def _probe(index: Index, sizes: list[int], metadata: Mapping[str, Any]) -> tuple
         grades = tally(attempts(index, str(size), "probe"))
         stopped = index.series("probe", f"{size}/stopped_by_budget")
         (place, ended), *_ = stopped.items()
+        is_cut = bool(ended.value) and not is_solved(ended.note)
         psnr = values(index.series("probe", f"{size}/psnr"))
         blind = values(index.series("probe", f"{size}/blind_psnr"))
-        limit = f"the {limited}" if ended.value else "the attack itself"
+        limit = f"the {limited}" if is_cut else "the attack itself"
         fate = graded(grades) or "no reconstruction"
         rows.append(
             (
@@ -317,7 +319,7 @@ def _probe(index: Index, sizes: list[int], metadata: Mapping[str, Any]) -> tuple
         visible = grades["exact"] + grades["recognisable"]
         leaks += [f"{visible} of {size}"] if visible else []
         parts += [f"{grades['partly']} of {size}"] if grades["partly"] else []
-        over += bool(ended.value)
+        over += is_cut
     columns = (
         "one step on", "of", "what the attack would show", "best, dB", "blind guess, dB",
         "ended by",

@@ -33,6 +33,10 @@ def sentences(
     """Return plain sentences that describe the run; unknown facts are left out. ``rounds_done`` is
     the number of the last round with a record.
     """
+    if "threat" not in metadata:  # the notes on results hold it in apps, which have no settings
+        notes = (record.note for record in index.series("attack", "objective").values())
+        noted = next((note for note in notes if note.startswith("labels ")), "")
+        metadata = {**metadata, "threat": noted.partition(";")[0]}
     told = (
         _training(index, metadata, rounds_done),
         _locally(index),
