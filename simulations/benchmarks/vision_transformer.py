@@ -5,7 +5,8 @@
 prints a Markdown table: for each shape and update the images of 80 dB or more, the least and the
 median PSNR, the answers that are proven, proofs of images below 40 dB, and CPU seconds. Weights
 are torchvision's initial ones, but the head starts at N(0, 0.02²) in place of zero. Images are
-those of the CIFAR-10 test set from ``--seed`` on, enlarged where the shape asks for it. The attack
+those of CIFAR-10's ``--split`` from ``--first`` on, enlarged where the shape asks for it.
+``--shapes`` leaves out the changed updates. The attack
 is the preset ``patches``, on one thread. With ``--base`` one image goes through ``vit_b_16`` of
 224 × 224 pixels.
 
@@ -250,17 +251,18 @@ def pairs(root: lab.Path, seed: int, draws: int, seconds: float) -> None:
 def main() -> None:
     """Attack every case."""
     parser = lab.command(__doc__)
-    parser.add_argument("--root", required=True, help="folder of the npz files")
-    parser.add_argument("--seed", type=int, default=0)
+    lab.add_data(parser)
+    parser.add_argument("--first", type=int, default=0, help="of the images")
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--shapes", action="store_true", help="plain gradients of four shapes only")
     parser.add_argument("--base", action="store_true", help="vit_b_16 at 224 pixels, once")
     parser.add_argument("--pairs", action="store_true", help="two images, with and without polish")
     parser.add_argument("--seconds", type=float, default=20.0, help="of strongest on a pair")
     given = lab.start(parser)
     if given.pairs:
-        pairs(lab.Path(given.root), given.seed, given.draws, given.seconds)
+        pairs(given.root, given.seed, given.draws, given.seconds)
         return
-    images = lab.read_images(lab.Path(given.root) / "cifar10_test.npz", given.seed, given.draws)
+    images = lab.load(given.root, given.split, given.first, given.draws)
     if given.base:
         from torchvision.models import vit_b_16
 
@@ -282,7 +284,7 @@ def main() -> None:
         return
     print("| model | update | ≥ 80 dB | least dB | median dB | proven | wrong | CPU s |")
     print("|" + " --- |" * 8)
-    for case in CASES:
+    for case in SHAPES if given.shapes else CASES:
         rows = [
             run(case, images.inputs[[i]], int(images.targets[i]), given.seed + i)
             for i in range(given.draws)

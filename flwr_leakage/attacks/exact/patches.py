@@ -16,8 +16,12 @@ from flwr_leakage.attacks.network.calls import Affine
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDING
+from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, Reconstruction
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.values import require
 
 SAME = 1e-6
 """Relative error up to which ``∂L/∂W = Δᵀ X`` of :class:`Patches` counts as true for a dummy image
@@ -28,6 +32,14 @@ PROVEN_ERROR = 1e-3
 """Largest estimated error of pixels that count as proven, relative to the root mean square of the
 patches' pixels. It is 60 dB, and about three times the standard deviation of 3e-4 that
 :mod:`~flwr_leakage.attacks.exact.batch_proof` allows for a proven sample."""
+
+SHARP_ERROR = PROVEN_ERROR / 10
+"""Estimated error of pixels, 80 dB, above which all layers' gradients are fitted, too."""
+
+LINEAR_MISFIT = 100.0
+"""Largest root mean square residual of the whole gradient, in standard deviations of its rounding,
+at which it is fitted by one linear step. Images of 56 to 73 dB left 9 to 13 (six development
+draws). The part that a linear step ignores is the square of the relative residual, 1e-8 here."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +60,21 @@ class Patches(ExactAttack):
     dummy image, too. So the attacker's own gradient of a dummy image shows which parameters are the
     layer and the table, and at which row of the table the patches begin. The attack takes one
     image, and no weight decay.
+
+    Where patches look alike, the rows of Δ nearly depend on each other, and least squares amplify
+    rounding. If they leave more than 80 dB of error, one Gauss–Newton step on the gradients of all
+    layers follows. It begins at the solution, before this is clamped to the pixels' range.
+
+    Attributes:
+        iterations: largest number of iterations of conjugate gradients in the Gauss–Newton step.
     """
 
+    iterations: int = 100
+
     purpose: ClassVar[str] = "patches"
+
+    def __post_init__(self) -> None:
+        require(self, "be at least 0", "iterations")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """Return a statement that the attack applies, with the layer and the table that it uses.
@@ -72,7 +96,7 @@ class Patches(ExactAttack):
         """Return the one image that explains a problem's update, with its label.
 
         The image is a least-squares solution. It does not depend on ``restart``, the number of the
-        start, and ``budget`` is not used.
+        start. The iterations that follow end early once the ``budget`` is spent.
 
         Raises:
             ValueError: the update has several images or weight decay, or the model has no trained
@@ -96,7 +120,93 @@ class Patches(ExactAttack):
         is_whole = rank == found.count and error <= PROVEN_ERROR
         if is_whole and misfit <= FLOAT32_RELATIVE_ERROR**2:
             stats |= {"verdicts": ("proven",), "relative_errors": [error]}
-        return one_image(problem, found.image(patches), misfit, stats, generator)
+        image = found.image(patches)
+        answer = one_image(problem, image, misfit, stats, generator)
+        if rank < found.count or error <= SHARP_ERROR or not problem.is_single_gradient:
+            return answer
+        assert answer.batch is not None
+        inverse = torch.linalg.pinv(errors @ errors.T)
+        start = Batch(image, answer.batch.targets)
+        better = _sharpened(problem, found, start, inverse, self.iterations, budget)
+        if better is None:
+            return answer
+        stats["stage"] = f"{stage}, and a step on all layers"
+        return one_image(problem, better, misfit, stats, generator)
+
+
+def _sharpened(
+    problem: Problem,
+    layout: "_Layout",
+    start: Batch,
+    inverse: Float[Tensor, "T T"],
+    iterations: int,
+    budget: Budget,
+) -> Tensor | None:
+    """Return the image (1, C, H, W) after one Gauss–Newton step on the gradients of all layers.
+
+    The step d minimises ``‖w (g(x) + J d − g*)‖²``, with the gradient g of an image x, its
+    derivative J and the observed gradient g*. The weights w are the inverse standard deviations of
+    rounding: of the gradient in float32, and of parameters θ that are sent in float32 after a step
+    of the learning rate η. Conjugate gradients solve for d in single precision. Their
+    preconditioner is ``(Δ Δᵀ)⁻¹`` for each pixel of the patches, which ``inverse`` holds for the
+    errors Δ of the patches.
+
+    ``start`` is the image x in double precision, with its label. There are at most ``iterations``
+    iterations; they end early once the ``budget`` is spent. The result is ``None`` if patches
+    overlap or leave pixels out, if x does not explain g* up to a multiple of rounding, as with
+    noise or dropout, or if the step does not lower the residual.
+    """
+    image = start.inputs
+    # The index of each pixel in the flattened patches, if each pixel is in one patch.
+    number = torch.arange(layout.count * layout.size).to(image)
+    places = layout.image(number.reshape(layout.count, layout.size)).flatten().long()
+    if not torch.equal(places.sort().values.to(number), number):
+        return None
+    trained = [name for name in problem.gradient if name in problem.gradient_map.trained]
+    rate = problem.schedule.learning_rate
+    observed = ravel({name: problem.gradient[name] for name in trained})
+    # A gradient that is zero but for rounding, as that of a bias of keys, has no relative accuracy.
+    least = 1e-3 * observed.square().mean().sqrt()
+
+    def deviation(name: str) -> Tensor:
+        gradient, values = problem.gradient[name], problem.params[name]
+        rough = FLOAT32_NOISE * gradient.square().mean().sqrt().clamp_min(least)
+        rough = rough + FLOAT32_ROUNDING * values.square().mean().sqrt() / rate
+        return rough.expand(gradient.shape)
+
+    weights = 1 / ravel({name: deviation(name) for name in trained})
+
+    def gradient(images: Tensor, of: Problem) -> Tensor:
+        wanted: Params = {name: of.params[name] for name in trained}
+        batch = Batch(images, start.targets)
+        return ravel(of.gradient_map.gradient_of(wanted, of.params, batch, of.buffers))
+
+    def residual(images: Tensor) -> Tensor:
+        return weights * (gradient(images, problem) - observed)
+
+    before = residual(image)
+    limit = float(before.square().mean().sqrt())
+    if not 1 < limit <= LINEAR_MISFIT:
+        return None
+    # The scales are 1 at most, as products must not exceed the range of single precision.
+    single, scales = problem.to(torch.float32), (weights / weights.max()).float()
+    here = Linearization(partial(gradient, of=single), image.float())
+
+    def product(flat: Tensor) -> Tensor:
+        change = here.push(flat.reshape(image.shape))
+        return here.pull(scales.square() * change).flatten()
+
+    def precondition(flat: Tensor) -> Tensor:
+        patches = torch.empty_like(flat).scatter_(0, places, flat)
+        patches = inverse.to(flat) @ patches.reshape(layout.count, layout.size)
+        return layout.image(patches).flatten()
+
+    slope = here.pull(scales * (before / weights.max()).float()).flatten()
+    step, _ = conjugate_gradients(
+        product, -slope, 1e-6, iterations, precondition, lambda: budget.is_spent
+    )
+    better = image + step.reshape(image.shape)
+    return better if float(residual(better).square().mean().sqrt()) < limit else None
 
 
 @dataclass(frozen=True)

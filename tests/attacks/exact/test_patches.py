@@ -11,6 +11,7 @@ import flwr_leakage._torchvision
 # isort: split
 from torchvision.models import VisionTransformer
 
+from flwr_leakage.attacks.exact.patches import Patches
 from flwr_leakage.audit.structure import structure
 from flwr_leakage.records import InputSpec, LocalSchedule
 
@@ -127,6 +128,22 @@ def test_what_it_does_not_take_is_named(make, count, match):
         assert found.batch is not None
     else:
         assert match in found.error
+
+
+def test_patches_that_look_alike_are_sharpened_by_all_layers():
+    images, labels = draw(107)
+    images[..., 4:] = images[..., 4:].mean((2, 3), keepdim=True) + 3e-3 * images[..., 4:]
+    model = LinearPatches(48)
+    with torch.no_grad():
+        model.positions.weight.mul_(1e-3)
+    given = gradient(model, images, labels)
+    sharp, rough = (
+        flwr_leakage.attack(model, given, spec=SPEC, preset=Patches(iterations=iterations))
+        for iterations in (100, 0)
+    )
+    assert "a step on all layers" in sharp.stats["stage"]
+    assert "a step on all layers" not in rough.stats["stage"]
+    assert decibels(sharp, images) > decibels(rough, images) + 3
 
 
 def test_frozen_positions_are_refused():
