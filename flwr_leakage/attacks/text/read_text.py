@@ -1,7 +1,7 @@
 """Attack a transformer's update: find the tokens and the texts of the batch from the gradient."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -100,17 +100,18 @@ class ReadText(OneByOne):
             stats: dict[str, Any] = {"tokens": tuple(tokens.tolist()), "named": len(tokens)}
             named = f"named {len(tokens)} tokens by {source}"
             try:
-                found = self._texts(problem, anatomy, tokens, budget)
+                found = self._texts(problem, anatomy, tokens, _most(problem), budget)
             except ValueError as error:
                 return Reconstruction(None, math.nan, stats, error=f"{named}, placed none: {error}")
             return _answer(problem, anatomy, found, stats, named, budget.is_spent)
 
     def _texts(
-        self, problem: Problem, anatomy: Anatomy, tokens: Tensor, budget: Budget
+        self, problem: Problem, anatomy: Anatomy, tokens: Tensor, most: int, budget: Budget
     ) -> "_Found":
         """Return the texts that were found, given the ids (U,) of the tokens that occur.
 
-        ``anatomy`` holds the tables, layers and attention of the network.
+        ``anatomy`` holds the tables, layers and attention of the network. ``most`` is the largest
+        number of tokens that a layer may have processed.
 
         Raises:
             ValueError: no text was found; the message says why.
@@ -122,14 +123,12 @@ class ReadText(OneByOne):
             except ValueError as error:
                 reason = f"{error} "
         try:
-            spans = Spans.of(problem, anatomy, tokens, _most(problem))
+            spans = Spans.of(problem, anatomy, tokens, most)
             if anatomy.is_causal:
                 limit = self.prefixes * count + 32
                 texts = grow(spans, budget, limit)
             else:
-                texts = list(
-                    self.relaxation(spans, _weights(problem, anatomy, tokens), count, budget)
-                )
+                texts = self._relaxed(spans, _weights(problem, anatomy, tokens), budget)
         except ValueError as error:
             raise ValueError(f"{reason}{error}") from error
         if not texts:
@@ -138,6 +137,44 @@ class ReadText(OneByOne):
         # equal values, whatever the text's length. So spans say little about it, and it comes last.
         texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
+
+    def _relaxed(self, spans: Spans, weights: Tensor | None, budget: Budget) -> list[Tensor]:
+        """Return the token ids (t,) of each text of an encoder's batch that was found.
+
+        Where the search fails again and again, the texts found are subtracted from the gradient,
+        and the rest is searched anew. ``spans`` are those of the gradients behind the first
+        attention. ``weights`` (T, U) tell how likely a token stands at a position.
+        """
+        texts: list[Tensor] = []
+        tried = 0
+        for text in self.relaxation(spans, weights, spans.problem.num_samples, budget):
+            if text is not None:
+                texts.append(text)
+            elif len(texts) > tried:
+                tried = len(texts)
+                if others := self._others(spans, texts, budget):
+                    return texts + others
+        return texts
+
+    def _others(self, spans: Spans, texts: list[Tensor], budget: Budget) -> list[Tensor]:
+        """Return further texts (t,) of a batch, from the gradient without that of the texts found.
+
+        The rest of the gradient has fewer tokens, and spans of a smaller rank: all vectors of a
+        batch are linearly independent if their number is below the width. The list is empty if
+        nothing can be subtracted or found.
+        """
+        problem, anatomy = spans.problem, spans.anatomy
+        if not _can_subtract(problem, anatomy):
+            return []
+        rest, tokens, gone = _without(problem, anatomy, texts)
+        if not gone or not rest.num_samples or not len(tokens):
+            return []
+        most = len(spans.mixed.basis) - sum(len(text) for text in gone)
+        try:
+            found = self._texts(rest, anatomy, tokens, most, budget).texts
+        except ValueError:
+            return []
+        return [each for each in found if not any(torch.equal(each, text) for text in texts)]
 
 
 @dataclass(frozen=True)
@@ -158,6 +195,58 @@ class _Found:
     source: str
     spans: Spans | None = None
     is_exact: bool = False
+
+
+SUBTRACTED = 1e-3
+"""Largest ratio of what a subtracted text leaves of a token's row of the embedding table's gradient
+to the row, at which the text's label counts as right, and a token as gone. A float32 gradient
+leaves 1e-5 of a token that occurs once; a wrong label leaves a tenth or more."""
+
+CLASSES = 32
+"""Largest number of classes among which the label of a text is sought by one pass for each."""
+
+
+def _can_subtract(problem: Problem, anatomy: Anatomy) -> bool:
+    """Return whether the gradient of single texts can be subtracted from that of a batch.
+
+    That takes a plain gradient, a trained table of embeddings, ``anatomy.words``, and few classes.
+    """
+    is_plain = problem.is_single_gradient and problem.known_targets is None
+    is_trained = anatomy.words in problem.gradient_map.trained and not anatomy.is_tied
+    return is_plain and is_trained and problem.spec.num_classes <= CLASSES
+
+
+def _without(
+    problem: Problem, anatomy: Anatomy, texts: list[Tensor]
+) -> tuple[Problem, Tensor, list[Tensor]]:
+    """Return the problem of a batch without some of its texts, its tokens (U,), and these texts.
+
+    The gradient is the mean of the texts' own gradients, which depend on their labels. The right
+    label makes the rows of the embedding table's gradient vanish for the tokens that occur in this
+    text only. If there are none, the text is not subtracted.
+    """
+    single, spec, name = problem.to(torch.float32), problem.spec, anatomy.words
+    gradient, count = dict(problem.gradient), problem.num_samples
+    table = problem.gradient[name].float()
+    sizes, gone = table.norm(dim=1).clamp_min(1e-30), list[Tensor]()
+    for text in texts:
+        ids, tokens = _padded([text], spec.shape[0], spec.padding), text.unique()
+        for label in range(spec.num_classes):
+            own = single.replay(Batch(ids, torch.tensor([label])))
+            gaps = (table[tokens] - own[name][tokens] / count).norm(dim=1)
+            if float((gaps / sizes[tokens]).min()) < SUBTRACTED:
+                gradient = {key: value - own[key] / count for key, value in gradient.items()}
+                gone.append(text)
+                break
+    left = count - len(gone)
+    for key in filter(None, (name, anatomy.positions)):
+        rest = gradient[key].norm(dim=1) > SUBTRACTED * problem.gradient[key].norm(dim=1)
+        gradient[key] = gradient[key] * rest[:, None]
+    tokens = gradient[name].any(1).nonzero()[:, 0]
+    if spec.padding is not None:
+        tokens = tokens[tokens != spec.padding]
+    gradient = {key: value * count / max(left, 1) for key, value in gradient.items()}
+    return replace(problem, gradient=gradient, num_samples=left), tokens, gone
 
 
 def _most(problem: Problem) -> int:

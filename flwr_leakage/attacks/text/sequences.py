@@ -263,20 +263,24 @@ class Relaxation:
         iterations: number of steps of Adam for each anchor.
         rate: learning rate of Adam.
         anchors: largest number of anchors that are tried for each text.
+        patience: number of anchors in a row that may fail, as a multiple of the number of texts,
+            before the search offers to subtract the texts found.
     """
 
     iterations: int = 200
     rate: float = 0.3
     anchors: int = 30
+    patience: float = 0.25
 
     def __call__(
         self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
-    ) -> Iterator[Int[Tensor, " t"]]:
+    ) -> Iterator[Int[Tensor, " t"] | None]:
         """Yield the token ids (t,) of one text after another, up to ``count``, as they are found.
 
         ``spans`` hold the row spaces of gradients of the layers behind the first attention layer,
         in which the vectors of a right text lie, and the U tokens that may occur. ``weights`` tell
-        how likely each of these tokens stands at each of T positions, or are ``None``.
+        how likely each of these tokens stands at each of T positions, or are ``None``. The search
+        yields ``None`` each time that too many anchors failed in a row.
         """
         parts = list(spans.attention.split(spans.inputs))
         start = torch.zeros(spans.allowed.T.shape)
@@ -285,7 +289,11 @@ class Relaxation:
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)
         anchors = _anchors(spans.allowed, weights)[: self.anchors * count]
+        failed = 0
         while anchors and not budget.is_spent and len(found) < count:
+            if failed > self.patience * count:
+                failed = 0
+                yield None
             # The next anchor is a token of no text found so far, as it must be in one of the texts
             # left.
             covered = used.any(1)
@@ -302,7 +310,9 @@ class Relaxation:
             shares = self._shares(spans, parts, start - 2.0 * used.T, token, place, may_end)
             text = self._rounded(spans, parts, shares, place)
             if text is None or any(torch.equal(text, other) for other in found):
+                failed += 1
                 continue
+            failed = 0
             found.append(text)
             used[text, torch.arange(len(text))] = True
             yield spans.tokens[text]

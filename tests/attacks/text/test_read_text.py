@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks import ReadText
 from flwr_leakage.attacks.one_call import ParameterChange, attack
 from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.attacks.text.sequences import Relaxation
 from flwr_leakage.attacks.text.tables import pursue
 from flwr_leakage.losses import NextToken
 from flwr_leakage.records import InputSpec, LocalSchedule
@@ -243,6 +244,22 @@ def test_noise_ends_the_certificate_before_the_order():
     portfolio = read(model, spec, loss, batch, load_preset("strongest"), update=noised)
     assert {part.outcome for part in portfolio.parts} == {"found", "refused", "not run"}
     assert torch.equal(portfolio.batch.inputs, batch.inputs)
+
+
+def test_texts_that_were_found_are_subtracted_so_that_the_rest_is_found():
+    model, spec, loss, batch = texts.case(4, 12, 100, shortest=4)
+
+    class Tired(Relaxation):
+        """A search that gives up after its first text."""
+
+        def __call__(self, spans, weights, count, budget):
+            search = super().__call__(spans, weights, count, budget)
+            yield next(search)
+            yield None
+            raise AssertionError(f"the rest of {count} texts was not searched anew.")
+
+    found = read(model, spec, loss, batch, preset=ReadText(Tired()))
+    assert texts.rows(found.batch) == texts.rows(batch) and found.stats["certified"]
 
 
 def test_near_misses_are_not_certified(monkeypatch):
