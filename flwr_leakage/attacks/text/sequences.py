@@ -264,7 +264,8 @@ class Relaxation:
         rate: learning rate of Adam.
         anchors: largest number of anchors that are tried for each text.
         patience: number of anchors in a row that may fail, as a multiple of the number of texts,
-            before the search offers to subtract the texts found.
+            before the search offers to subtract the texts found (1 and 0.25 were tried, on two
+            development draws of MiniLM).
     """
 
     iterations: int = 200
