@@ -6,9 +6,8 @@ prints a Markdown table: for each shape and update the images of 80 dB or more, 
 median PSNR, the answers that are proven, proofs of images below 40 dB, and CPU seconds. Weights
 are torchvision's initial ones, but the head starts at N(0, 0.02²) in place of zero. Images are
 those of CIFAR-10's ``--split`` from ``--first`` on, enlarged where the shape asks for it.
-``--shapes`` leaves out the changed updates. The attack
-is the preset ``patches``, on one thread. With ``--base`` one image goes through ``vit_b_16`` of
-224 × 224 pixels.
+``--rows`` takes the numbers of the table's rows, from 0. The attack is the preset ``patches``, on
+one thread. With ``--base`` one image goes through ``vit_b_16`` of 224 × 224 pixels.
 
 With ``--pairs`` two images share the update, which ``patches`` does not take. The table then has a
 row for each start: what ``strongest`` finds in ``--seconds`` CPU seconds, and the images themselves
@@ -254,7 +253,7 @@ def main() -> None:
     lab.add_data(parser)
     parser.add_argument("--first", type=int, default=0, help="of the images")
     parser.add_argument("--draws", type=int, default=10)
-    parser.add_argument("--shapes", action="store_true", help="plain gradients of four shapes only")
+    parser.add_argument("--rows", type=int, nargs="*", default=range(len(CASES)))
     parser.add_argument("--base", action="store_true", help="vit_b_16 at 224 pixels, once")
     parser.add_argument("--pairs", action="store_true", help="two images, with and without polish")
     parser.add_argument("--seconds", type=float, default=20.0, help="of strongest on a pair")
@@ -284,7 +283,7 @@ def main() -> None:
         return
     print("| model | update | ≥ 80 dB | least dB | median dB | proven | wrong | CPU s |")
     print("|" + " --- |" * 8)
-    for case in SHAPES if given.shapes else CASES:
+    for case in (CASES[row] for row in given.rows):
         rows = [
             run(case, images.inputs[[i]], int(images.targets[i]), given.seed + i)
             for i in range(given.draws)
