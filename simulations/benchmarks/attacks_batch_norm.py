@@ -16,7 +16,8 @@ images, public ones training images that the network was not trained on. One thr
     python -m simulations.benchmarks.attacks_batch_norm --root FOLDER --network convnet --width 16 \
         --knowledge sent,withheld --epochs 0 --batches 1:4,4:4 --seed 100 --first 100
 
-attacks by ``strongest`` as it is, with inferred labels and other weights for each batch:
+attacks by ``--attack``, with inferred labels and other weights for each batch. ``--seconds``
+limits its CPU time for each batch:
 
 ``sent``       the client sends its buffers, as Flower's clients do
 ``withheld``   it sends none
@@ -24,13 +25,14 @@ attacks by ``strongest`` as it is, with inferred labels and other weights for ea
 
 import argparse
 import copy
+import time
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks import Adam, GradientInversion
+from flwr_leakage.attacks import Adam, AttackJob, GradientInversion
 from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
@@ -111,6 +113,8 @@ def main() -> None:
     parser.add_argument("--batches", default="4:2,16:1", help="batch size:batches, …")
     parser.add_argument("--knowledge", default="exact,proxy,running,inferred")
     parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--attack", default="strongest", help="preset where it knows sent buffers")
+    parser.add_argument("--seconds", type=float, help="CPU time of an observation, at most")
     given = lab.start(parser)
     torch.manual_seed(given.seed)
     spec = lab.CIFAR10
@@ -173,10 +177,12 @@ def attack(
         if knowledge == "sent":
             update = replace(observation.update, buffers=buffers_after(network, batch))
             observation = replace(observation, update=update)
-        (found,), seconds = lab.run_attack(
-            load_preset("strongest"), gradient_map, spec, [observation], ThreatModel(), given.seed
+        began = time.process_time()
+        job = AttackJob(
+            gradient_map, spec, [observation], ThreatModel(), given.seed, max_seconds=given.seconds
         )
-        return found, seconds
+        (found,) = load_preset(given.attack)(job)
+        return found, time.process_time() - began
     holder = public if knowledge == "proxy" else batch.inputs
     statistics = proxy_statistics(gradient_map, holder, len(batch))
     disclosed = Disclosure(batch.targets, statistics)

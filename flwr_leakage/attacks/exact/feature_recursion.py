@@ -21,7 +21,8 @@ the input. The fit starts from grey. Its first stage fits the shallowest known l
 convolutions before it, so that it rarely gets stuck. If the layer's equations do not, or barely,
 determine its features, the equations themselves are fitted. The second stage fits all known layers,
 each weighted by its noise: deeper layers have a hundred times less noise. If the fit does not meet
-the features, fits to other choices of layers start from grey.
+the features, a fit with a falling prior and blur starts from grey
+(:mod:`flwr_leakage.attacks.exact.feature_fade`), and then fits to other choices of layers.
 
 For pooled features, the fit starts from an input that a regression on synthetic images predicts
 from the features, and first prefers smooth images. If the windows of the pooling overlap, the
@@ -37,6 +38,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
+from flwr_leakage.attacks.exact.feature_fade import fade_features
 from flwr_leakage.attacks.exact.feature_fit import (
     Fit,
     fit_features,
@@ -64,6 +66,10 @@ FITTED = 3
 """Number of ReLUs with known outputs, besides the one nearest to the input, to whose outputs the
 input is fitted. More of them make each step of a fit slower. No comparison of numbers is kept."""
 
+FADED = 2
+"""Number of ReLUs with known outputs, those nearest to the input, to which the fit with a falling
+blur fits. Other numbers were not tried."""
+
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 """Weights of the total variation in successive fits of the first round to pooled features; and the
 standard deviation of the noise that is added at the start of a further round, in units of the
@@ -82,7 +88,9 @@ class FeatureRecursion(ExactAttack):
     The attack takes one sample and one plain gradient of a ReLU network. The last layer must be
     linear, and the first linear layer that alone passes the image on must have a bias. The inputs
     of this layer must be features that were averaged over few positions, or pooled to maxima and
-    flattened. BatchNorm must use given statistics.
+    flattened. BatchNorm must use given statistics. In train mode, the client must send its buffers,
+    which tell the statistics; then features must be averaged, and a BatchNorm layer must stand
+    directly behind each convolution.
 
     Attributes:
         iterations: largest number of iterations of the final fit, ≥ 1.
@@ -154,7 +162,7 @@ class FeatureRecursion(ExactAttack):
                 fit = self._search(narrow, single(chosen), generator, budget)
                 fit = self._finish(problem, chosen, fit, budget)
         else:
-            fit = self._fit(problem, known, Fit(start, float("inf")), budget)
+            fit = self._fit(problem.held, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)
         # An input fitted to features has 20 to 30 times their relative error. So 10 and 100 times
         # the features' error are tried.
@@ -185,14 +193,23 @@ class FeatureRecursion(ExactAttack):
         narrow = problem.to(torch.float32)
         optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
         best = start
-        for beginning in known.beginnings(FITTED + 1):
-            fit = replace(best, inputs=start.inputs.float(), value=float("inf"))
-            fit = fit_features(narrow, single(beginning), fit, 0.0, optimizer, budget)
+
+        def further(fit: Fit) -> bool:
+            nonlocal best
             fit = self._finish(problem, chosen, fit, budget)
             best = min(fit, best, key=lambda each: each.value)
             best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)
-            if _is_met(best, chosen) or budget.is_spent:
+            return not (_is_met(best, chosen) or budget.is_spent)
+
+        for number, beginning in enumerate(known.beginnings(FITTED + 1)):
+            fit = replace(best, inputs=start.inputs.float(), value=float("inf"))
+            fit = fit_features(narrow, single(beginning), fit, 0.0, optimizer, budget)
+            if not further(fit):
                 break
+            if not number and not known.windows:
+                faded = fade_features(problem, known.first(FADED), MET, budget)
+                if not further(replace(best, inputs=faded, value=float("inf"))):
+                    break
         return best
 
     def _finish(self, problem: Problem, chosen: Features, fit: Fit, budget: Budget) -> Fit:

@@ -11,8 +11,8 @@ Automatic differentiation handles skip connections, BatchNorm with given statist
 pooling.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,9 +21,11 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.blur import blurred_relu
 from flwr_leakage.attacks.network.calls import Affine, Geometry, Op, Pair, Pool
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.normalization import capture_batch_norm_inputs
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Use:
         input_shape: shape (C, H, W) of the input.
         outputs: the outputs (1, N, H', W').
         geometry: kernel size, padding and stride.
+        norm: the name of the BatchNorm layer that takes the outputs, or None.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Use:
     input_shape: torch.Size
     outputs: Tensor
     geometry: Geometry
+    norm: str | None = None
 
 
 class ReluWalk:
@@ -57,6 +61,10 @@ class ReluWalk:
         pooled: the windows (height, width) of the ReLUs that are known to be max-pooled, by the
             ReLU's number.
         head: the name of the weight of a linear layer at which the pass stops; empty for none.
+        values: known outputs of ReLUs, by number. They replace the outputs that the pass computes,
+            while derivatives stay those of the mask.
+        widths: for each ReLU the standard deviation (1, C, 1, 1) of noise in its inputs, over which
+            it is averaged; empty for none.
 
     Attributes:
         outputs: the logits, or the outputs of the layer ``head``; ``None`` if the pass stopped at
@@ -70,6 +78,7 @@ class ReluWalk:
         pools: the max-pooled outputs, by the number of the ReLU.
         sources: the number of each ReLU by the ``id`` of its output, pooled or not.
         uses: the calls of convolutions in their order.
+        norm_inputs: the input of each BatchNorm layer, by the layer's name.
     """
 
     def __init__(
@@ -80,12 +89,16 @@ class ReluWalk:
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
         head: str = "",
+        values: Mapping[int, Tensor] | None = None,
+        widths: Sequence[Tensor] = (),
     ) -> None:
         self.masks = masks or {}
         self.last = last
         self.pooled = pooled or {}
         self.head = head
         self.features: Tensor | None = None
+        self.values = values or {}
+        self.widths = widths
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
@@ -94,9 +107,16 @@ class ReluWalk:
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
         self._kept: list[Tensor] = []  # Python may reuse the id of a tensor that is not kept
+        self._answers: list[Tensor] = []
         run = partial(problem.logits, inputs)
-        trace = Trace.of(run, problem.params, self._answer, records=False)
+        with capture_batch_norm_inputs(problem.gradient_map.model) as self.norm_inputs:
+            trace = Trace.of(run, problem.params, self._answer, records=False)
         self.outputs: Tensor | None = trace.reached if self.features is not None else trace.outputs
+        norms = {id(taken): name for name, taken in self.norm_inputs.items()}
+        self.uses = [
+            replace(use, norm=norms.get(id(answer)))
+            for use, answer in zip(self.uses, self._answers, strict=True)
+        ]
 
     def compared(self, number: int) -> Tensor:
         """Return the values of this pass that the known positive outputs of one ReLU must equal.
@@ -126,7 +146,8 @@ class ReluWalk:
         assert geometry is not None
         self.uses.append(Use(op.name, number, op.inputs.shape[1:], outputs, geometry))
         # A later call may write into its input, and must not change the recorded outputs.
-        return outputs.clone()
+        self._answers.append(outputs.clone())
+        return self._answers[-1]
 
     def _activate(self, op: Elementwise) -> Tensor:
         number = len(self.preactivations)
@@ -134,9 +155,12 @@ class ReluWalk:
         self.preactivations.append(inputs)
         if number == self.last and number not in self.pooled:
             raise ReachedError(inputs)
-        outputs = inputs.clamp_min(0)
+        width = self.widths[number] if self.widths else None
+        outputs = inputs.clamp_min(0) if width is None else blurred_relu(inputs, width)
         if number in self.masks:
             outputs = self.masks[number].gate(inputs, outputs)
+        if number in self.values:
+            outputs = outputs + (self.values[number] - outputs).detach()
         return self._from(number, op.answer(outputs))
 
     def _pool(self, op: Pool, number: int) -> Tensor:
