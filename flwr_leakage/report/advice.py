@@ -437,8 +437,11 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
         return ""
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     before, under = (sum(a.grade in LEAKED for a in found) for found in both)
-    seen = f"{under} of {count(len(both[1]), 'attempt')} show {both[1][0].sample.a}"
-    seen += f" (without it {before}), {sum(a.grade == 'partly' for a in both[1])} in part"
+    parts = sum(attempt.grade == "partly" for attempt in both[1])
+    seen = (
+        f"attempts that show {both[1][0].sample.a}: {under} of {len(both[1])} (without it "
+        f"{before}), {parts} in part"
+    )
     told = "the change of an update was not recorded"
     if remedy.change is not None:
         size = f"{100 * remedy.change:.0f} % of its size (Euclidean norm, median)"

@@ -71,8 +71,10 @@ def test_a_leak_names_who_what_helps_and_its_price():
     helps = steps["Defenses tried"]
     assert helps.startswith(
         "Pruning hid them from this attack. Noise left leaks. Clip let parts show. Under pruning: "
-        "the change of an update was not recorded."
+        "attempts that show an image: 0 of 1 (without it 1), 0 in part; the change of an update "
+        "was not recorded."
     )
+    assert "an image: 0 of 1 (without it 1), 1 in part" in helps  # under clip
     assert "one made for it may reach more" in helps
     price = steps["At what price"]
     assert "Test accuracy was 93.0 % after round 2. What" in price
@@ -177,8 +179,8 @@ def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update()
     _, steps = advice(*leak, config={"what_if": {"pruning": node}}, defenses_in_words=told)
     assert steps["Defenses tried"].startswith(
         "Pruning (prune ratio 0.99), by which only the largest 1 % of the update’s numbers are "
-        "sent, hid them from this attack. Under pruning: an update changes by 86 % of its size "
-        "(Euclidean norm, median), which says "
+        "sent, hid them from this attack. Under pruning: attempts that show an image: 0 of 1 "
+        "(without it 1), 0 in part; an update changes by 86 % of its size (Euclidean norm, median), which says "
     )
 
 
