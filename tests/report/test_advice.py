@@ -180,7 +180,8 @@ def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update()
     assert steps["Defenses tried"].startswith(
         "Pruning (prune ratio 0.99), by which only the largest 1 % of the update’s numbers are "
         "sent, hid them from this attack. Under pruning: attempts that show an image: 0 of 1 "
-        "(without it 1), 0 in part; an update changes by 86 % of its size (Euclidean norm, median), which says "
+        "(without it 1), 0 in part; an update changes by 86 % of its size (Euclidean norm, "
+        "median), which says "
     )
 
 
