@@ -16,15 +16,14 @@ from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearized
-from flwr_leakage.attacks.solve.posterior import Posterior, Solver
+from flwr_leakage.attacks.solve.posterior import (
+    POWER_ITERATIONS,
+    Posterior,
+    Solver,
+    largest_eigenvalue,
+)
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
-
-POWER_ITERATIONS = 6
-"""Number of steps of the power method that estimate the largest eigenvalue of a run's first normal
-matrix, see :func:`largest_eigenvalue`. The prior's weight in the first step is a tenth of this
-eigenvalue. That weight need not be exact, so that an estimate that is wrong by 20 % does no
-harm."""
 
 
 @dataclass(frozen=True)
@@ -346,20 +345,3 @@ def residuals(
     return lambda point: likelihood.residual(
         model.gradient(prior.inputs(point), blur, precise=precise)
     )
-
-
-def largest_eigenvalue(posterior: Posterior, budget: Budget) -> float:
-    """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by six steps of the power method.
-
-    In ``posterior``, J is the Jacobian of the linearised equations by the images, W holds the
-    inverse variances, and L maps coordinates under the prior to images. The start is drawn with a
-    fixed seed, as almost any start would do. If the budget is spent on the way, the estimate is
-    rough, and too low.
-    """
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(posterior.point.shape, generator=generator)
-    for _ in range(POWER_ITERATIONS):
-        vector = posterior.told(vector / vector.norm())
-        if budget.is_spent:
-            break
-    return float(vector.norm())

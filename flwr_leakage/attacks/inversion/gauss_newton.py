@@ -26,7 +26,6 @@ from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.inversion.annealing import (
-    POWER_ITERATIONS,
     Annealed,
     Annealing,
     Equations,
@@ -46,6 +45,7 @@ from flwr_leakage.attacks.network.linear import find_last_bias
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
+from flwr_leakage.attacks.solve.posterior import POWER_ITERATIONS
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.values import require
